@@ -1,10 +1,9 @@
 """A real Kubernetes with several real nodes on one machine, for the demo, the tests and the benchmarks.
 
-etcd, API server, controller manager, scheduler, kubelets, containerd and runc run in their own namespaces: however a
-cluster ends, nothing is left. See cluster.py for its interface.
+etcd, API server, controller manager, scheduler, kubelets, containerd and runc run in their own namespaces, so a cluster
+leaves nothing however it ends. cluster.py has the interface.
 
-The names below are imported at first use, so that `python -m devcluster.build` and the supervisor load only what they
-need.
+Names are imported at first use, so `python -m devcluster.build` and the supervisor load only what they need.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Look a public name up in the module that defines it."""
+    """Import a public name from the module that defines it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,6 +1,6 @@
 """A small client of the cluster's API server for the cluster's own needs: readiness, tokens, fake nodes.
 
-It returns decoded JSON. It does not use atoll.kube, which is under test; kubectl would cost a process start per call.
+It returns decoded JSON. It does not use atoll.kube, which is under test, nor kubectl, which starts a process per call.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class AdminRequest:
 
 
 class AdminApi:
-    """Requests as the cluster's administrator, safe to share between threads."""
+    """Sends requests as the cluster's administrator; threads may share it."""
 
     def __init__(self, port: int, *, authority: KeyPairFiles, client: KeyPairFiles) -> None:
-        """Reach the API server through the relay on 127.0.0.1:port."""
+        """Use the relay to the API server on 127.0.0.1:port."""
         self._port = port
         self._context = ssl.create_default_context(cafile=str(authority.certificate))
         self._context.load_cert_chain(client.certificate, client.key)
 
     def get(self, path: str) -> Json:
-        """The object or text at a path. Raises ApiError for any status over 299, OSError while nobody answers."""
+        """Get the object or text at a path. Raises AdminApiError for a status over 299, OSError if nobody answers."""
         return self.request("GET", path)
 
     def request(self, method: str, path: str, body: Json = None, *, content_type: str = "application/json") -> Json:
-        """Send a body as JSON and decode the answer, text where it is no JSON. Raises as get does."""
+        """Send a body as JSON; return the decoded answer, or its text if it is not JSON. Raises as get does."""
         connection = self._connect()
         try:
             return _exchange(connection, AdminRequest(method, path, body, content_type))
@@ -55,7 +55,7 @@ class AdminApi:
             connection.close()
 
     def request_all(self, requests: Iterable[AdminRequest]) -> None:
-        """Send many requests over a few lasting connections; raises as get does for the first that fails."""
+        """Send many requests over a few persistent connections. Raises as get does for the first failure."""
         local, opened = threading.local(), []
 
         def connect() -> None:

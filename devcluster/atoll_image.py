@@ -1,4 +1,4 @@
-"""Atoll's image without a container engine: Debian's Python, the locked dependencies, Atoll's packages; a layer each.
+"""Builds Atoll's image without a container engine. Layers: Debian's Python, locked dependencies, Atoll's packages.
 
 Uses this machine's Debian package index and deploy/image/requirements.lock, and writes an OCI archive for
 `ctr images import`, `docker load` or `podman load`. Layers are cached by their content. The image starts the same
@@ -44,7 +44,7 @@ START: Mapping[str, Any] = {
 }
 
 _SYSTEM = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
-"""numpy is the one that needs C++."""
+"""numpy needs C++."""
 _UNNEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
 _PLATFORMS = ("manylinux_2_17", "manylinux_2_28", "manylinux_2_34", "manylinux2014")
 
@@ -52,12 +52,12 @@ _PLATFORMS = ("manylinux_2_17", "manylinux_2_28", "manylinux_2_34", "manylinux20
 def write_atoll_image(
     target: Path, *, reference: str = REFERENCE, cache: Path | None = None, report: Report = report_to_stderr
 ) -> None:
-    """Write the archive of Atoll's image. Raises BuildError: what is missing, and what to do."""
+    """Write the archive of Atoll's image. Raises BuildError with what is missing and what to do."""
     folder = (cache or cache_root()) / "images"
     folder.mkdir(parents=True, exist_ok=True)
     packages = _system_packages()
     if not _find(folder, "system", "\n".join(packages)):
-        # What the index of this machine lists may be gone from the archive by now, or it lists nothing yet.
+        # The package index of this machine may be empty, or list versions that the archive no longer has.
         subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
         packages = _system_packages()
     python = _python_version(packages)
@@ -71,11 +71,11 @@ def write_atoll_image(
 
 
 def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, report: Report) -> Layer:
-    """A layer from the cache, or made and put there: its file names its tar's digest."""
+    """Return a layer from the cache, made if missing; its file name holds the digest of its tar."""
     stem = _stem(name, key)
     for path in _find(folder, name, key):
         return Layer(path.read_bytes(), f"sha256:{path.name.removeprefix(f'{stem}-').removesuffix('.tar.gz')}")
-    report(f"image of Atoll: making the layer of its {name}")
+    report(f"Atoll's image: building the layer of its {name}")
     layer = compressed(make())
     write_whole(folder / f"{stem}-{layer.tar_digest.removeprefix('sha256:')}.tar.gz", layer.content)
     return layer
@@ -90,9 +90,11 @@ def _find(folder: Path, name: str, key: str) -> list[Path]:
 
 
 def _system_packages() -> list[str]:
-    """Debian's Python and all it needs, as name=version, in the order of installation; nothing where apt knows none."""
+    """Return Debian's Python and its dependencies as name=version in installation order; empty if apt has none."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise BuildError("no apt-get and dpkg-deb here: build deploy/image/Dockerfile with a container engine instead")
+        raise BuildError(
+            "this machine has no apt-get or dpkg-deb: build deploy/image/Dockerfile with a container engine instead"
+        )
     command = ["apt-get", "-s", "-o", "Dir::State::status=/dev/null", "install", "--no-install-recommends", *_SYSTEM]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     packages = re.findall(r"^Inst (\S+) \((\S+)", listed.stdout, re.MULTILINE)
@@ -102,7 +104,9 @@ def _system_packages() -> list[str]:
 def _python_version(packages: Sequence[str]) -> str:
     found = re.search(r"^python(3\.\d+)-minimal=", "\n".join(packages), re.MULTILINE)
     if found is None:
-        raise BuildError(f"apt-get knows no {', '.join(_SYSTEM)}: is `apt-get update` refused, or is this not Debian?")
+        raise BuildError(
+            f"apt-get cannot find {', '.join(_SYSTEM)}: check that this is Debian and that `apt-get update` works"
+        )
     return found.group(1)
 
 
@@ -141,7 +145,7 @@ def _application_tar() -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the image to the file that is named; return the exit status."""
+    """Write the image to the named file; return the exit status."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m devcluster.atoll_image FILE\n")
         return 2

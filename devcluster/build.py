@@ -43,24 +43,24 @@ _SECONDS = {
     "kwok": 80,
     "kueue": 205,
 }
-"""How long a program takes on two cores with an empty cache, measured; the others build on these: `_SECONDS_OTHERS`."""
+"""Measured build time on two cores with an empty cache. Other programs reuse these builds: `_SECONDS_OTHERS`."""
 _SECONDS_OTHERS = 5
 _REPORT_EVERY_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """Where each program of a cluster lies."""
+    """Path of each program of a cluster."""
 
     paths: Mapping[str, Path]
 
     def __getitem__(self, name: str) -> Path:
-        """The path of a program; a KeyError is our own mistake, not the user's."""
+        """Path of a program; a KeyError is a bug of ours, not a user error."""
         return self.paths[name]
 
 
 def report_to_stderr(line: str) -> None:
-    """The default progress report: one line on standard error."""
+    """Print a line of progress to standard error; the default report."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -75,7 +75,7 @@ def ensure_binaries(
     cache: Path | None = None,
     report: Report = report_to_stderr,
 ) -> Binaries:
-    """Every program of such a cluster, built where it is missing. Raises BuildError: which program, and why."""
+    """Return every program of such a cluster; build missing ones. Raises BuildError with the program and the cause."""
     cache = cache or cache_root()
     found = assets_from_environment(os.environ, kubernetes=kubernetes, report=report)
     rows = programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok, nvidia=nvidia, kueue=kueue)
@@ -84,17 +84,17 @@ def ensure_binaries(
 
 
 def ensure_helm(*, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
-    """Helm alone, built where it is missing. Raises BuildError."""
+    """Return Helm; build it if missing. Raises BuildError."""
     return _ensure([helm_program()], cache=cache or cache_root(), report=report)["helm"]
 
 
 def ensure_s3(*, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
-    """The S3 server alone, built where it is missing. Raises BuildError."""
+    """Return the S3 server; build it if missing. Raises BuildError."""
     return _ensure([s3_program()], cache=cache or cache_root(), report=report)["versitygw"]
 
 
 def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
-    """The cache folder of a program: its module and a hash of the module's files, the Go version and the flags."""
+    """Cache folder of a program: module name, and a hash of the module's files, Go version and flags."""
     flags = f"{row.link_flags} with C" if row.needs_c else row.link_flags
     digest = hashlib.sha256(f"{go_version} {' '.join(_BUILD_FLAGS)} {flags}".encode())
     for file in sorted(path for path in (modules / row.module).rglob("*") if path.is_file()):
@@ -104,7 +104,7 @@ def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> st
 
 
 def assets_from_environment(environment: Mapping[str, str], *, kubernetes: str, report: Report) -> dict[str, Path]:
-    """Programs from the folder in KUBEBUILDER_ASSETS, if its API server is of the wanted minor version."""
+    """Programs from the folder in KUBEBUILDER_ASSETS, if its API server has the wanted minor version."""
     value = environment.get("KUBEBUILDER_ASSETS")
     if not value:
         return {}
@@ -129,7 +129,7 @@ def _ensure(wanted: Sequence[Program], *, cache: Path, report: Report) -> dict[s
 
 
 def expected_seconds(names: Iterable[str]) -> int:
-    """How long programs of these names take on two cores with an empty cache."""
+    """Build time of the named programs in seconds, on two cores with an empty cache."""
     return sum(_SECONDS.get(name, _SECONDS_OTHERS) for name in names)
 
 
@@ -156,7 +156,7 @@ def _build_missing(targets: Mapping[Program, Path], *, toolchain: Toolchain, rep
 
 
 def percent_built(names: Sequence[str], done: int, *, seconds: float = 0) -> int:
-    """How much of a build is done, by expected time: `done` programs, and the next one for so many seconds."""
+    """Progress of a build by expected time: `done` programs are built, the next one has run for `seconds`."""
     begun = min(seconds, 0.9 * expected_seconds(names[done : done + 1]))
     return int(100 * (expected_seconds(names[:done]) + begun) / max(expected_seconds(names), 1))
 
@@ -164,9 +164,9 @@ def percent_built(names: Sequence[str], done: int, *, seconds: float = 0) -> int
 def build_program(
     row: Program, target: Path, *, toolchain: Toolchain, progress: Callable[[float], None] = lambda _: None
 ) -> None:
-    """Build one program; the target appears whole or not at all. Raises BuildError with what the compiler said.
+    """Build one program; the target appears complete or not at all. Raises BuildError with the compiler's output.
 
-    progress takes the seconds spent so far, at the start and every minute.
+    `progress` is called with the seconds spent so far, at the start and every minute.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{row.name}.unfinished")
@@ -187,7 +187,7 @@ def build_program(
 
 
 def _wait(process: subprocess.Popen[str], progress: Callable[[float], None]) -> str:
-    """Wait for the end and return standard error; whoever interrupts this kills the process."""
+    """Wait for the process and return its standard error; an interrupt kills the process."""
     started = time.monotonic()
     try:
         while True:
@@ -203,7 +203,7 @@ def _wait(process: subprocess.Popen[str], progress: Callable[[float], None]) -> 
 
 @contextmanager
 def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
-    """Hold the folder of a module: builds of the same module wait for each other, others do not."""
+    """Lock a module's folder: builds of one module wait for each other, builds of different modules do not."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -218,9 +218,9 @@ def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Build everything for the versions named (default: one).
+    """Build everything for the named versions (default: one).
 
-    'kwok' among them adds the fake nodes, 'kueue' Kueue, 'helm' Helm, 's3' the S3 server of the checkpoints' tests.
+    The words 'kwok' (fake nodes), 'kueue', 'helm' and 's3' (S3 server for the checkpoint tests) add those programs.
     """
     kwok, kueue, helm, s3 = (extra in arguments for extra in _EXTRAS)
     versions = [argument for argument in arguments if argument not in _EXTRAS] or [DEFAULT_KUBERNETES]

@@ -1,4 +1,4 @@
-"""The CA of one development cluster and the certificates it signs, as PEM files with mode 0600."""
+"""CA of a development cluster and the certificates that it signs, as PEM files with mode 0600."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLOCK_SKEW = dt.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class KeyPairFiles:
-    """Paths of a certificate and of its private key."""
+    """Paths of a certificate and its private key."""
 
     certificate: Path
     key: Path
@@ -37,10 +37,10 @@ class Subject:
 
 
 class CertificateAuthority:
-    """Signs certificates with a key that lies in the cluster's own folder."""
+    """Signs certificates with a key in the cluster's folder."""
 
     def __init__(self, folder: Path, *, now: dt.datetime) -> None:
-        """Load the authority of the folder, or make it; certificates are valid for a year from now."""
+        """Load the folder's authority, or create it; certificates are valid for a year from `now`."""
         self.folder = folder
         self.pair = KeyPairFiles(certificate=folder / "ca.crt", key=folder / "ca.key")
         self._now = now
@@ -55,7 +55,7 @@ class CertificateAuthority:
             write_private(self.pair.certificate, pem(self._certificate))
 
     def issue(self, file_name: str, subject: Subject) -> KeyPairFiles:
-        """Sign a certificate for client and server use and write it with its key."""
+        """Sign a certificate for client and server use; write it and its key."""
         pair = KeyPairFiles(certificate=self.folder / f"{file_name}.crt", key=self.folder / f"{file_name}.key")
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
@@ -111,37 +111,37 @@ def subject_name(subject: Subject) -> x509.Name:
 
 
 def alternative_names(subject: Subject) -> list[x509.GeneralName]:
-    """The names and addresses a server may be called by."""
+    """Alternative names and IP addresses of a server."""
     addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in subject.addresses]
     return [*(x509.DNSName(name) for name in subject.dns_names), *addresses]
 
 
 def write_signing_key(path: Path) -> None:
-    """The key that signs service account tokens."""
+    """Write the key that signs service account tokens."""
     write_private(path, key_bytes(ec.generate_private_key(ec.SECP256R1())))
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A private key that this module wrote."""
+    """Load a private key that this module wrote."""
     key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
 
 
 def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM; the traditional form, which every Go program reads."""
+    """Encode a private key as PEM in the traditional format, which every Go program reads."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """A certificate as PEM."""
+    """Encode a certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that nobody else may read, also while it is being written."""
+    """Write a file with mode 0600 from the first byte on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -1,7 +1,7 @@
-"""The cgroup folders of a cluster's nodes, in every hierarchy of this machine (version 1, 2 or both side by side).
+"""Cgroup folders of a cluster's nodes, in every hierarchy of this machine (version 1, 2 or both).
 
-The name of a node's cgroup root is like /atoll-demo-dgx1. These folders are all that a killed cluster leaves outside
-its namespaces.
+A node's cgroup root has a name like /atoll-demo-dgx1. A killed cluster leaves only these folders outside its
+namespaces.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _BUSY_PAUSE_SECONDS = 0.05
 
 
 def hierarchies(mounts: str) -> list[Path]:
-    """Mount points of all cgroup hierarchies named in the text of /proc/mounts, each once."""
+    """Return the mount points of all cgroup hierarchies in the text of /proc/mounts, without duplicates."""
     rows = [line.split() for line in mounts.splitlines()]
     return list(dict.fromkeys(Path(row[1]) for row in rows if len(row) > 2 and row[2] in ("cgroup", "cgroup2")))
 
 
 def create(root: str) -> None:
-    """Make the folder in every hierarchy; a v1 cpuset refuses processes until it names cpus and memory nodes."""
+    """Create the folder in every hierarchy; a v1 cpuset refuses processes until its cpus and memory nodes are set."""
     for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
         folder = hierarchy / root.lstrip("/")
         folder.mkdir(exist_ok=True)
@@ -38,9 +38,9 @@ def create(root: str) -> None:
 
 
 def remove(root: str) -> bool:
-    """Remove the folder and those below it from every hierarchy; whether all are gone.
+    """Remove the folder and its subfolders from every hierarchy; return True if all are gone.
 
-    Killed processes keep them busy for a moment, which is waited for.
+    Waits a moment, since killed processes keep them busy.
     """
     deadline = time.monotonic() + _BUSY_SECONDS_MAX
     tops = [hierarchy / root.lstrip("/") for hierarchy in hierarchies(Path("/proc/mounts").read_text())]
@@ -51,7 +51,7 @@ def remove(root: str) -> bool:
 
 
 def process_count(root: str) -> int:
-    """How many processes are in the folder and below it, in the hierarchy where there are most."""
+    """Count the processes in the folder and its subfolders; the maximum over all hierarchies."""
     counts = [0]
     for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
         files = (hierarchy / root.lstrip("/")).rglob("cgroup.procs")

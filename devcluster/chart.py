@@ -1,7 +1,7 @@
-"""Renders Atoll's Helm chart with the real Helm, and from it the plain manifests.
+"""Renders Atoll's Helm chart and the plain manifests with the real Helm.
 
-The files of deploy/ that depend on values are rendered from the chart for `kubectl apply -k deploy`. The other files
-are only in deploy/, and the chart links to them.
+Files in deploy/ that depend on values are rendered from the chart, for `kubectl apply -k deploy`. The chart links to
+all other files in deploy/.
 
 `python -m devcluster.chart` writes the files; `--check` lists stale ones; `--package FOLDER` creates an archive for
 `helm install`.
@@ -37,12 +37,12 @@ RENDERED = (
     "webhook-deployment.yaml",
     "webhook.yaml",
 )
-"""Templates whose files stand in deploy/ under the same name."""
+"""Templates that are rendered into deploy/ under the same name."""
 CONFIGURATIONS: Mapping[str, Sequence[str]] = {
     "scheduler/config.yaml": (),
     "scheduler/config-tainted-nodes.yaml": ("scheduler.servesDefaultProfile=false",),
 }
-"""kube-scheduler's configuration as files, and the values of each."""
+"""Files of kube-scheduler's configuration, with the values for each."""
 
 _PLAIN = CHART / "values-plain.yaml"
 _SOURCE = re.compile(r"\A# Source: atoll/templates/(\S+)\n")
@@ -52,7 +52,7 @@ _NOTE = "# Rendered from deploy/chart by `make manifests`: change it there.\n"
 def helm(
     *arguments: str | Path, kubeconfig: Path | None = None, report: Report = report_to_stderr
 ) -> subprocess.CompletedProcess[str]:
-    """Run Helm, which is built where it is missing, without any settings of this user's. Raises BuildError."""
+    """Run Helm without the user's own settings; build it if missing. Raises BuildError."""
     program = ensure_helm(report=report)
     home = cache_root() / "helm-home"
     folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
@@ -65,7 +65,7 @@ def helm(
 
 
 def render(*arguments: str | Path, kubernetes: str = DEFAULT_KUBERNETES, report: Report = report_to_stderr) -> str:
-    """The chart as Helm renders it for a version of Kubernetes. Raises BuildError with what Helm says."""
+    """Render the chart for a version of Kubernetes. Raises BuildError with Helm's message."""
     done = helm(
         "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", kubernetes, *arguments, report=report
     )
@@ -75,12 +75,12 @@ def render(*arguments: str | Path, kubernetes: str = DEFAULT_KUBERNETES, report:
 
 
 def documents(rendered: str) -> list[str]:
-    """The documents of what Helm rendered, each with its `# Source:` line first."""
+    """Split Helm's output into documents, each starting with its `# Source:` line."""
     return [text.strip("\n") + "\n" for text in re.split(r"^---\n", rendered, flags=re.MULTILINE) if text.strip()]
 
 
 def plain_manifests(*, report: Report = report_to_stderr) -> dict[str, str]:
-    """What the rendered files of deploy/ should hold, by their name below it. Raises BuildError."""
+    """Wanted content of the rendered files, by path below deploy/. Raises BuildError."""
     everything = documents(render("--values", _PLAIN, report=report))
     files = {name: _file(name, everything) for name in RENDERED}
     for name, values in CONFIGURATIONS.items():
@@ -92,7 +92,7 @@ def plain_manifests(*, report: Report = report_to_stderr) -> dict[str, str]:
 
 
 def _file(name: str, everything: Sequence[str]) -> str:
-    """The documents of one template; Helm sorts by kind, people read the pods first and their budget last."""
+    """Join the documents of one template with the PodDisruptionBudget last; Helm sorts by kind."""
     bodies = [_SOURCE.sub("", text) for text in everything if (found := _SOURCE.match(text)) and found.group(1) == name]
     if not bodies:
         raise BuildError(f"{CHART.name} renders nothing from templates/{name}")
@@ -101,7 +101,7 @@ def _file(name: str, everything: Sequence[str]) -> str:
 
 
 def package(folder: Path, *words: str, report: Report = report_to_stderr) -> Path:
-    """Make the chart's archive, for example with `--version 0.2.0`. Raises BuildError with what Helm says."""
+    """Package the chart, for example with `--version 0.2.0`. Raises BuildError with Helm's message."""
     done = helm("package", CHART, "--destination", folder, *words, report=report)
     found = re.search(r"saved it to: (.+)", done.stdout)
     if done.returncode != 0 or found is None:
@@ -110,10 +110,10 @@ def package(folder: Path, *words: str, report: Report = report_to_stderr) -> Pat
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the rendered files of deploy/, name those that are stale, or package the chart; return the exit status."""
+    """Write the rendered files, list stale ones, or package the chart; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m devcluster.chart", description="Atoll's Helm chart.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a plain manifest is stale")
-    parser.add_argument("--package", type=Path, metavar="FOLDER", help="write nothing but the chart's archive")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a plain manifest is stale")
+    parser.add_argument("--package", type=Path, metavar="FOLDER", help="write only the chart's archive")
     options = parser.parse_args(arguments)
     try:
         if options.package:
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     stale = [name for name, text in wanted.items() if _text_of(DEPLOY / name) != text]
     for name in stale:
         if options.check:
-            sys.stderr.write(f"deploy/{name} is not what deploy/chart renders: run make manifests\n")
+            sys.stderr.write(f"deploy/{name} differs from what deploy/chart renders: run make manifests\n")
         else:
             (DEPLOY / name).write_text(wanted[name], encoding="utf-8")
     return 1 if stale and options.check else 0

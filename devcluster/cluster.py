@@ -1,8 +1,8 @@
 """Interface of a development cluster: start or attach, use, stop.
 
-Tests, the demo and benchmarks use a cluster through this class. Sibling modules define command lines, configurations
-and certificates; this one runs them in order and waits. The cluster's processes run under the supervisor inside its
-namespaces, this code outside.
+Tests, the demo and benchmarks use a cluster through DevCluster. Sibling modules define command lines, configurations
+and certificates; this module starts the parts in order and waits for them. The cluster's processes run under the
+supervisor inside its namespaces; this code runs outside.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
 class DevCluster:
-    """A running cluster; made by start or attach, never directly."""
+    """A running cluster; create it with start or attach."""
 
     def __init__(self, record: ClusterRecord, *, launched: Launched | None) -> None:
-        """Address a cluster by its record; launched is the process that holds it, where it is ours."""
+        """Use the cluster of a record; `launched` is the process that holds it, if this process started it."""
         self.name = record.name
         self._record = record
         self._launched = launched
@@ -57,7 +57,7 @@ class DevCluster:
         self.api = AdminApi(record.port, authority=self._authority.pair, client=administrator)
         self._fleet = RealNodes(record.name, self.layout, control=self.control, api=self.api)
 
-    # ---- life ----
+    # ---- lifecycle ----
 
     @classmethod
     def start(
@@ -75,10 +75,10 @@ class DevCluster:
     ) -> DevCluster:
         """Start a cluster and wait until its nodes are Ready.
 
-        It ends with this process, however that ends, unless it is persistent. scheduler=False leaves kube-scheduler for
-        a later start_scheduler. With audit_log the API server writes layout.audit_log. Without a version of Kubernetes
-        the one in ATOLL_KUBERNETES is taken, else the default. Raises DevclusterError: what cannot run here, be built,
-        or come up.
+        Unless persistent, it ends with this process, even if that is killed. scheduler=False starts no kube-scheduler;
+        call start_scheduler later. With audit_log the API server writes layout.audit_log. The default version of
+        Kubernetes comes from ATOLL_KUBERNETES if set. Raises DevclusterError with what cannot run here, be built, or
+        start.
         """
         kubernetes = kubernetes or os.environ.get("ATOLL_KUBERNETES") or DEFAULT_KUBERNETES
         check_machine(real_nodes=bool(nodes))
@@ -114,20 +114,20 @@ class DevCluster:
 
     @classmethod
     def attach(cls, name: str) -> DevCluster:
-        """A cluster that runs already. Raises ClusterStateError where there is none."""
+        """Return a cluster that runs already. Raises ClusterStateError if there is none."""
         folder = state.cluster_folder(name)
         if not state.is_alive(folder):
             raise ClusterStateError(_not_running(name))
         return cls(state.read_record(folder), launched=None)
 
     def stop(self) -> None:
-        """End the cluster and remove everything of it; harmless where it has ended already."""
+        """Stop the cluster and remove all its files; does nothing if it has ended already."""
         with contextlib.suppress(ControlError):
             self.control.stop()
         _wait_for_end(self.layout.folder, self._launched)
 
     def __enter__(self) -> Self:
-        """The cluster itself."""
+        """Return the cluster."""
         return self
 
     def __exit__(
@@ -140,36 +140,36 @@ class DevCluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig, for use from outside."""
+        """Administrator's kubeconfig, for use from outside."""
         return self.layout.kubeconfig("admin")
 
     @property
     def kubeconfig_inside(self) -> Path:
-        """The administrator's kubeconfig, for processes inside."""
+        """Administrator's kubeconfig, for processes inside."""
         return self.layout.kubeconfig("admin-inside")
 
     @property
     def server_url_inside(self) -> str:
-        """The API server as processes inside reach it."""
+        """URL of the API server for processes inside."""
         return control_plane.SERVER_INSIDE
 
     @property
     def shared_dir(self) -> Path:
-        """A folder of this machine that every node sees under the same path."""
+        """Folder on this machine that every node sees under the same path."""
         return self.layout.shared
 
     @property
     def kubernetes(self) -> str:
-        """The version of Kubernetes, like 1.37.2."""
+        """Version of Kubernetes, such as 1.37.2."""
         return self._record.kubernetes
 
     def service_account_kubeconfig(
         self, namespace: str, name: str, *, node: str | None = None, audience: str | None = None
     ) -> Path:
-        """A kubeconfig for use inside with a token of that ServiceAccount, valid for a week.
+        """Write a kubeconfig for use inside, with a token of that ServiceAccount that is valid for a week.
 
-        With node the token is bound to that Node object and carries its name. Raises ApiError where the account or the
-        node does not exist.
+        With `node`, the token is bound to that Node object and carries its name. Raises AdminApiError if the account
+        or the node does not exist.
         """
         spec: dict[str, Any] = {"expirationSeconds": _TOKEN_SECONDS, "audiences": [audience] if audience else []}
         if node is not None:
@@ -178,7 +178,7 @@ class DevCluster:
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         token = self.api.request("POST", path, request)["status"]["token"]
-        # No name of Kubernetes holds an underscore, so that no two accounts share a file.
+        # Names in Kubernetes contain no underscore, so no two accounts share a file.
         file = "_".join(filter(None, ["account", namespace, name, node, audience and re.sub(r"\W", "_", audience)]))
         return write_kubeconfig(
             self.layout.kubeconfig(file),
@@ -193,7 +193,7 @@ class DevCluster:
         input: str | None = None,  # noqa: A002 - the word subprocess uses
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator and give what it printed; with check raise CalledProcessError on failure."""
+        """Run kubectl as the administrator; return its output. With check, raises CalledProcessError on failure."""
         cache = self.layout.folder / "kubectl-cache"
         command = [
             str(self._binaries["kubectl"]),
@@ -214,9 +214,10 @@ class DevCluster:
         node: str | None = None,
         cwd: Path | None = None,
     ) -> int:
-        """Start a supervised process inside the cluster, or inside one of its nodes, and give its process id there.
+        """Start a supervised process inside the cluster, or inside one of its nodes; return its process id there.
 
-        env is added to our own environment. Raises ControlError where the name is in use or the program is missing.
+        `env` is added to this process's environment. Raises ControlError if the name is in use or the program is
+        missing.
         """
         if not _PROCESS_NAME.fullmatch(name):
             raise ControlError(f"process name {name!r} is not 1 to 100 letters, digits or @._-")
@@ -230,26 +231,26 @@ class DevCluster:
         input: str = "",  # noqa: A002 - the word subprocess uses
         timeout_seconds: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside the cluster, or one of its nodes, to its end."""
+        """Run a command inside the cluster, or one of its nodes, and wait for its end."""
         return self.control.run(argv, node=node, stdin=input, timeout_seconds=timeout_seconds)
 
     def signal(self, name: str, signal: str) -> None:
-        """Send a supervised process a signal named like KILL, TERM, STOP or CONT."""
+        """Send a signal such as KILL, TERM, STOP or CONT to a supervised process."""
         self.control.signal(name, signal)
 
     def wait_exit(self, name: str, *, timeout_seconds: float = 120.0) -> int:
-        """The exit code of a process (negative: the signal). Raises ControlError where it still runs after the time."""
+        """Wait for a process; return its exit code (negative: signal). Raises ControlError on timeout."""
         exit_code = self.control.wait(name, timeout_seconds=timeout_seconds)
         if exit_code is None:
             raise ControlError(f"process {name!r} still runs after {timeout_seconds} s")
         return exit_code
 
     def logs(self, name: str) -> Path:
-        """The file that everything a process prints goes to; one file for all processes of that name."""
+        """Log file with the output of all processes of that name."""
         return self.layout.logs / f"{name}.log"
 
     def processes(self) -> dict[str, ProcessStatus]:
-        """Every supervised process, those included that have ended."""
+        """All supervised processes by name, including ended ones."""
         return self.control.status()
 
     # ---- scheduler ----
@@ -257,10 +258,9 @@ class DevCluster:
     def start_scheduler(
         self, config: Path | None = None, kubeconfig: str | Path | None = None, *, flags: Sequence[str] = ()
     ) -> None:
-        """Start the stock kube-scheduler, in place of the one that runs, and wait until it is healthy.
+        """Start the stock kube-scheduler, replacing a running one, and wait until it is healthy.
 
-        Without a configuration it is a plain one; without a kubeconfig it is system:kube-scheduler. flags are added to
-        its command line.
+        Defaults: a plain configuration, and the user system:kube-scheduler. `flags` are added to its command line.
         """
         self.stop_scheduler()
         identity = Path(kubeconfig) if kubeconfig else self.layout.kubeconfig(_SCHEDULER)
@@ -273,22 +273,22 @@ class DevCluster:
         self._wait(lambda: self.run(*readyz).returncode == 0, what=_SCHEDULER, process=_SCHEDULER)
 
     def stop_scheduler(self) -> None:
-        """End kube-scheduler; harmless where none runs."""
+        """Stop kube-scheduler; does nothing if none runs."""
         self._kill(_SCHEDULER)
 
     # ---- nodes ----
 
     @property
     def nodes(self) -> list[DevNode]:
-        """The real nodes, in the order they were added."""
+        """Real nodes, in the order they were added."""
         return [describe(self.name, record, self.layout) for record in self._fleet.records]
 
     def node(self, name: str) -> DevNode:
-        """One real node. Raises ClusterStateError where there is none of that name."""
+        """Return one real node. Raises ClusterStateError if none has that name."""
         return describe(self.name, self._fleet.find(name), self.layout)
 
     def add_node(self, spec: DevNodeSpec) -> DevNode:
-        """Start a node and wait until it is Ready; a stopped one of that name starts again with its disk."""
+        """Start a node and wait until it is Ready; a stopped node of that name starts again with its disk."""
         check_machine(real_nodes=True)
         binaries = ensure_binaries(self.kubernetes, nvidia=bool(spec.nvidia))
         records = self._fleet.prepare([spec], binaries=binaries, authority=self._authority, report=report_to_stderr)
@@ -296,33 +296,33 @@ class DevCluster:
         return self.node(spec.name)
 
     def stop_node(self, name: str) -> None:
-        """Pull the plug of a node; its Node object stays until somebody deletes it."""
+        """Kill all processes of a node at once; its Node object stays until somebody deletes it."""
         self._fleet.runner(self._binaries).stop(self._fleet.find(name))
 
     def restart_kubelet(self, name: str) -> None:
-        """Restart a node's kubelet and wait until it knows its pods again; containers keep running meanwhile."""
+        """Restart a node's kubelet and wait until it lists its pods again; containers keep running."""
         self._fleet.runner(self._binaries).restart_kubelet(self._fleet.find(name))
 
     def wait_node_ready(self, name: str, *, timeout_seconds: float = 240.0) -> None:
-        """Wait until pods may be placed on a node."""
+        """Wait until a node accepts pods."""
         record = self._fleet.find(name)
         self._fleet.runner(self._binaries).wait_ready(record.name, timeout_seconds=timeout_seconds)
 
     def load_image(self, archive: Path) -> None:
-        """Give every node an image, as a registry would. Raises StartError."""
+        """Import an image on every node. Raises StartError."""
         for record in self._fleet.records:
             self._fleet.runner(self._binaries).import_image(record.name, archive)
 
     def program(self, name: str) -> Path:
-        """One of the programs that the cluster is made of, like kube-scheduler."""
+        """Path of one of the cluster's programs, such as kube-scheduler."""
         return self._binaries[name]
 
     # ---- fake nodes ----
 
     def start_kwok(self) -> None:
-        """Let the pods of fake nodes run. From now on the silence of a node, a real one too, counts as life for a day.
+        """Let pods on fake nodes run. From now on a node, real or fake, counts as lost only after a day of silence.
 
-        Thousands of heartbeats would otherwise be most of what a small machine does.
+        Fake nodes send no heartbeats: thousands of them would use most of a small machine.
         """
         binaries = ensure_binaries(self.kubernetes, real_nodes=False, kwok=True)
         self._kill("kube-controller-manager")
@@ -341,13 +341,13 @@ class DevCluster:
         allocatable: Mapping[str, str],
         prefix: str = "fake",
     ) -> None:
-        """Create the nodes prefix-0, prefix-1, ...; labels may be a function of that number. Raises ApiError."""
+        """Create the nodes prefix-0, prefix-1, ...; `labels` may be a function of the number. Raises AdminApiError."""
         self.api.request_all(fake_nodes.node_requests(count, prefix=prefix, labels=labels, allocatable=allocatable))
 
     # ---- start ----
 
     def _start_parts(self, nodes: Sequence[DevNodeSpec], *, report: Report) -> None:
-        """Control plane and nodes side by side: a node's containerd and images need no API server."""
+        """Start control plane and nodes in parallel: a node's containerd and images need no API server."""
         self.shared_dir.mkdir(exist_ok=True)
         self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
         self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
@@ -368,7 +368,7 @@ class DevCluster:
         self._spawn_part("kube-controller-manager", command)
 
     def _kill(self, name: str) -> None:
-        """End a process at once; harmless where none of that name runs."""
+        """Kill a process; does nothing if none of that name runs."""
         status = self.processes().get(name)
         if status and status.running:
             self.signal(name, "KILL")
@@ -389,7 +389,7 @@ class DevCluster:
 
 
 def _abandon(folder: Path, launched: Launched | None) -> None:
-    """End a cluster that did not come up."""
+    """End a cluster that failed to start."""
     if launched is not None:
         launched.process.kill()
     _wait_for_end(folder, launched)

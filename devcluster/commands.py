@@ -1,6 +1,6 @@
 """`atoll dev`: a development cluster from the command line.
 
-Only turns options into calls of cluster.py and errors into one sentence; Atoll's command line mounts `app`.
+Turns options into calls of cluster.py and errors into one sentence. Atoll's command line mounts `app`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Name = Annotated[str, typer.Argument(help="Name of the cluster.")]
 def up(
     name: Name = DEFAULT_NAME,
     node: Annotated[
-        list[str] | None, typer.Option(help="A real node as NAME or NAME=PROFILE; may be repeated. Default: node1.")
+        list[str] | None, typer.Option(help="A real node as NAME or NAME=PROFILE; repeatable. Default: node1.")
     ] = None,
-    control_plane_only: Annotated[bool, typer.Option(help="No real node; needs no root.")] = False,  # noqa: FBT002
+    control_plane_only: Annotated[bool, typer.Option(help="Start no real node; needs no root.")] = False,  # noqa: FBT002
     kubernetes: Annotated[
         str, typer.Option(envvar="ATOLL_KUBERNETES", help="Version of Kubernetes.")
     ] = DEFAULT_KUBERNETES,
@@ -50,7 +50,7 @@ def up(
 
 @app.command()
 def down(name: Name = DEFAULT_NAME) -> None:
-    """Stop a cluster and remove everything of it, and what killed clusters left."""
+    """Stop a cluster; remove its files and the leftovers of killed clusters."""
     with _one_sentence():
         swept = state.sweep()
         if name not in swept:
@@ -60,10 +60,10 @@ def down(name: Name = DEFAULT_NAME) -> None:
 
 @app.command()
 def status() -> None:
-    """Show the running clusters and their processes, and remove what killed clusters left."""
+    """Show running clusters and their processes; remove the leftovers of killed clusters."""
     with _one_sentence():
         for left in state.sweep():
-            report_to_stderr(f"removed what was left of cluster {left}")
+            report_to_stderr(f"removed the leftovers of cluster {left}")
         for record in state.running_clusters():
             lifetime = "until down" if record.persistent else "until its owner ends"
             typer.echo(f"{record.name}: Kubernetes {record.kubernetes}, port {record.port}, {lifetime}")
@@ -81,18 +81,18 @@ def kubeconfig(name: Name = DEFAULT_NAME) -> None:
 
 @app.command()
 def logs(
-    process: Annotated[str, typer.Argument(help="A process as `status` names it.")],
+    process: Annotated[str, typer.Argument(help="A process, named as in `status`.")],
     name: Annotated[str, typer.Option(help="Name of the cluster.")] = DEFAULT_NAME,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the file grows.")] = False,  # noqa: FBT002
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log.")] = False,  # noqa: FBT002
 ) -> None:
-    """Print what a process of a cluster has printed."""
+    """Print the log of a process of a cluster."""
     with _one_sentence():
         path = log_path(DevCluster.attach(name), process)
         subprocess.run(["tail", "-n", "+1", *(["-f"] if follow else []), str(path)], check=False)
 
 
 def parse_node(text: str) -> DevNodeSpec:
-    """NAME or NAME=PROFILE. Raises ClusterStateError for a profile that nobody knows, before anything is started."""
+    """Parse NAME or NAME=PROFILE. Raises ClusterStateError for an unknown profile, before anything starts."""
     name, separator, shape = text.partition("=")
     if separator:
         try:
@@ -103,7 +103,7 @@ def parse_node(text: str) -> DevNodeSpec:
 
 
 def log_path(cluster: DevCluster, process: str) -> Path:
-    """The log of a process. Raises ClusterStateError naming those there are."""
+    """Path of a process's log. Raises ClusterStateError with the logs that exist."""
     present = sorted(path.stem for path in cluster.layout.logs.glob("*.log"))
     if process not in present:
         raise ClusterStateError(f"no log of {process!r}; there are: {', '.join(present)}")
@@ -112,7 +112,7 @@ def log_path(cluster: DevCluster, process: str) -> Path:
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Errors of ours end the command with their message instead of a trace."""
+    """End the command with the message of a DevclusterError instead of a traceback."""
     try:
         yield
     except DevclusterError as error:

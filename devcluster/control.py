@@ -1,4 +1,4 @@
-"""Talks to a cluster's supervisor from outside: one request, one answer, over the socket in the cluster's folder."""
+"""Client of a cluster's supervisor: one request and one answer over the socket in the cluster's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWER_SECONDS_MAX = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A supervised process: its id inside the cluster, and its exit code once ended (negative: the signal's number)."""
+    """A supervised process: process id inside the cluster, exit code once ended (negative: signal number)."""
 
     pid: int
     running: bool
@@ -29,10 +29,10 @@ class ProcessStatus:
 
 
 class Control:
-    """The supervisor's operations as methods; every one raises ControlError where it is refused or unreachable."""
+    """Operations of the supervisor; each raises ControlError if the supervisor refuses it or is unreachable."""
 
     def __init__(self, folder: Path) -> None:
-        """Address the supervisor of the cluster in that folder."""
+        """Use the supervisor of the cluster in that folder."""
         self._folder = folder
         self._socket = str(socket_path(folder))
 
@@ -48,7 +48,7 @@ class Control:
         stdin: Path | None = None,
         stderr: Path | None = None,
     ) -> int:
-        """Start a process; env is the whole environment (default: ours), node where it runs (default: none)."""
+        """Start a process. `env` is its whole environment (default: ours), `node` where it runs (default: no node)."""
         return int(
             self._request(
                 "spawn",
@@ -64,27 +64,27 @@ class Control:
         )
 
     def signal(self, name: str, signal: str) -> None:
-        """Send a signal named like KILL or STOP."""
+        """Send a signal such as KILL or STOP."""
         self._request("signal", name=name, signal=signal)
 
     def wait(self, name: str, *, timeout_seconds: float) -> int | None:
-        """The exit code, or None where the process still runs at the end of the time."""
+        """Wait for a process; return its exit code, or None on timeout."""
         answer = self._request(
             "wait", name=name, timeout_seconds=timeout_seconds, answer_seconds=timeout_seconds + _ANSWER_SECONDS_MAX
         )
         return None if answer["exit_code"] is None else int(answer["exit_code"])
 
     def status(self) -> dict[str, ProcessStatus]:
-        """Every process by name."""
+        """All processes by name."""
         processes: dict[str, dict[str, Any]] = self._request("status")["processes"]
         return {name: ProcessStatus(**fields) for name, fields in processes.items()}
 
     def disown(self) -> None:
-        """Tell the supervisor to live on when its owner dies."""
+        """Tell the supervisor to keep running after its owner ends."""
         self._request("disown")
 
     def stop(self) -> None:
-        """Tell the supervisor to end everything; returns before it has."""
+        """Tell the supervisor to end everything; returns at once."""
         self._request("stop")
 
     def run(
@@ -96,7 +96,7 @@ class Control:
         env: Mapping[str, str] | None = None,
         timeout_seconds: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside to its end and give what it printed. Raises ControlError where it takes too long."""
+        """Run a command inside, wait for it and return its output. Raises ControlError on timeout."""
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="run-") as scratch:
             source, output, complaints = (Path(scratch) / name for name in ("stdin", "stdout", "stderr"))
             source.write_text(stdin)
@@ -125,7 +125,7 @@ class Control:
         except (OSError, ValueError) as error:
             raise ControlError(f"the supervisor at {self._socket} does not answer: {error}") from error
         if answer is None:
-            raise ControlError(f"the supervisor at {self._socket} hung up")
+            raise ControlError(f"the supervisor at {self._socket} closed the connection without an answer")
         if not answer["ok"]:
             raise ControlError(answer["error"])
         fields_of_answer: dict[str, Any] = answer

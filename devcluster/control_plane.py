@@ -1,6 +1,6 @@
-"""The control plane of a cluster: command lines of etcd, API server, controller manager and scheduler.
+"""Command lines of a cluster's control plane: etcd, API server, controller manager and scheduler.
 
-Gives argument lists and file contents; starts nothing. All processes listen only in the cluster's own network
+Returns argument lists and file contents; starts nothing. All processes listen only in the cluster's own network
 namespace: the API server on the bridge, for the nodes, the others on loopback.
 """
 
@@ -31,12 +31,12 @@ _ETCD = "http://127.0.0.1:2379"
 _SERVICE_NETWORK = "10.96.0.0/16"
 SERVICE_ADDRESS = "10.96.0.1"
 SERVICE_PORT = 443
-"""The Service `kubernetes`, where pods look for the API server."""
+"""Address of the Service `kubernetes`, which pods use to reach the API server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of one cluster keep their files."""
+    """File layout of one cluster."""
 
     folder: Path
 
@@ -57,35 +57,35 @@ class Layout:
 
     @property
     def audit_policy(self) -> Path:
-        """What the API server notes of requests; missing where it notes nothing."""
+        """Audit policy of the API server; the file is missing if auditing is off."""
         return self.folder / "audit-policy.yaml"
 
     @property
     def audit_log(self) -> Path:
-        """One line of JSON per request."""
+        """Audit log: one line of JSON per request."""
         return self.logs / "audit.log"
 
     @property
     def shared(self) -> Path:
-        """Visible under the same path in every node, for whatever pods of different nodes share."""
+        """Folder for data that pods on different nodes share; every node sees it under the same path."""
         return self.folder / "shared"
 
     def node(self, name: str) -> Path:
-        """The data of one node."""
+        """Folder of one node."""
         return self.folder / "nodes" / name
 
     def kubeconfig(self, name: str) -> Path:
-        """The kubeconfig of one identity."""
+        """Kubeconfig of one identity."""
         return self.kubeconfigs / f"{name}.kubeconfig"
 
 
 def authority(layout: Layout) -> CertificateAuthority:
-    """The cluster's certificate authority, made when it is first asked for."""
+    """Return the cluster's certificate authority; create it at the first call."""
     return CertificateAuthority(layout.pki, now=dt.datetime.now(dt.UTC))
 
 
 def write_identities(layout: Layout, *, port: int) -> None:
-    """Certificates and kubeconfigs of the control plane; the administrator's also leads through the host's port."""
+    """Write certificates and kubeconfigs of the control plane; the administrator's also works from the host."""
     signer = authority(layout)
     server = Subject(
         "kube-apiserver",
@@ -106,20 +106,20 @@ def write_identities(layout: Layout, *, port: int) -> None:
 
 
 def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPairFiles) -> Path:
-    """A kubeconfig for use inside of the cluster's namespaces."""
+    """Write a kubeconfig for use inside the cluster's namespaces."""
     return write_kubeconfig(
         layout.kubeconfig(name), server=SERVER_INSIDE, authority=signer.pair.certificate, client=client
     )
 
 
 def write_kwok_identity(layout: Layout) -> None:
-    """kwok plays kubelets, and only their group says what became of containers."""
+    """Write kwok's identity; it simulates kubelets and so needs their group to report the state of containers."""
     signer = authority(layout)
     write_inside(layout, signer, name=KWOK, client=signer.issue(KWOK, Subject(KWOK, "system:nodes")))
 
 
 def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
-    """etcd that may lose its data with the machine, and is the faster for it."""
+    """Command line of etcd without fsync: faster, but data does not survive a crash of the machine."""
     return [
         str(binaries["etcd"]),
         f"--data-dir={layout.folder / 'etcd'}",
@@ -135,15 +135,15 @@ def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
 
 
 def write_audit_policy(layout: Layout) -> None:
-    """Let the API server note of every request who asked for what, but no content."""
+    """Write a policy that logs who requested what, without request or response bodies."""
     policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
     layout.audit_policy.write_text(yaml.safe_dump({**policy, "rules": [{"level": "Metadata"}]}))
 
 
 def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
-    """The API server: RBAC, NodeRestriction, service accounts, webhooks by Service without kube-proxy.
+    """Command line of the API server: RBAC, NodeRestriction, service accounts, webhooks by Service without kube-proxy.
 
-    It writes an audit log where there is a policy for one.
+    It writes an audit log if there is an audit policy.
     """
     pki = layout.pki
     audit = [f"--audit-policy-file={layout.audit_policy}", f"--audit-log-path={layout.audit_log}"]
@@ -177,9 +177,9 @@ def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
 def controller_manager_command(
     binaries: Binaries, layout: Layout, *, node_grace_seconds: int = NODE_GRACE_SECONDS
 ) -> list[str]:
-    """The controller manager, every controller under its own service account.
+    """Command line of the controller manager, each controller with its own service account.
 
-    node_grace_seconds is how long a node may be silent before it counts as lost.
+    A node that is silent for `node_grace_seconds` counts as lost.
     """
     kubeconfig = layout.kubeconfig("kube-controller-manager")
     return [
@@ -198,7 +198,7 @@ def controller_manager_command(
 
 
 def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path, flags: Sequence[str] = ()) -> list[str]:
-    """The stock scheduler with a configuration file; who it is stands in that file."""
+    """Command line of the stock scheduler; its configuration file names its kubeconfig."""
     kubeconfig = layout.kubeconfig("kube-scheduler")
     return [
         str(binaries["kube-scheduler"]),
@@ -210,7 +210,7 @@ def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path, flags
 
 
 def kwok_command(binaries: Binaries, layout: Layout, *, stages: Path) -> list[str]:
-    """The controller that plays the pods of fake nodes; it writes no heartbeats."""
+    """Command line of kwok, which simulates the pods of fake nodes; it writes no heartbeats."""
     return [
         str(binaries["kwok"]),
         f"--kubeconfig={layout.kubeconfig(KWOK)}",
@@ -223,9 +223,9 @@ def kwok_command(binaries: Binaries, layout: Layout, *, stages: Path) -> list[st
 
 
 def scheduler_configuration(given: str | None, *, kubeconfig: Path) -> str:
-    """The caller's KubeSchedulerConfiguration, or a plain one, connected through the given kubeconfig.
+    """Return the given KubeSchedulerConfiguration, or a plain one, with the given kubeconfig.
 
-    Raises StartError where the text is no such object.
+    Raises StartError if the text is not a KubeSchedulerConfiguration.
     """
     default: dict[str, Any] = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -234,14 +234,14 @@ def scheduler_configuration(given: str | None, *, kubeconfig: Path) -> str:
     }
     config: Any = default if given is None else yaml.safe_load(given)
     if not isinstance(config, dict) or config.get("kind") != "KubeSchedulerConfiguration":
-        problem = "was given no KubeSchedulerConfiguration"
+        problem = "was given a configuration that is not a KubeSchedulerConfiguration"
         raise StartError("kube-scheduler", problem=problem, log_tail=str(config)[:200])
     connection = {"qps": 500, "burst": 1000, **config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
     return yaml.safe_dump({**config, "clientConnection": connection})
 
 
 def _own_server(port: int, *, kubeconfig: Path, certificates: Path) -> list[str]:
-    """Flags for a component's own HTTPS port, on loopback and with the API server deciding who may read it."""
+    """Flags for a component's own HTTPS port on loopback; the API server authorizes its readers."""
     return [
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",

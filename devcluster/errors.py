@@ -4,25 +4,25 @@ DevclusterError
 ├── RealNodesUnavailableError   this machine cannot run real nodes (not root, not Linux, a tool is missing)
 ├── BuildError                  a binary could not be built or found
 ├── ClusterStateError           no such cluster, or one of that name is running already
-├── StartError                  a part of the cluster did not come up; carries the tail of its log
+├── StartError                  a part of the cluster did not start; carries the tail of its log
 ├── ControlError                the supervisor refused a request or cannot be reached
-└── ApiError                    the API server of the cluster answered with an error; carries the status code
+└── AdminApiError               the API server of the cluster answered with an error; carries the status code
 
-Commands turn each of them into one sentence with a way out.
+Commands turn each into one sentence with the next step.
 """
 
 from __future__ import annotations
 
 
 class DevclusterError(Exception):
-    """Base of every error of this package; the message says what failed, on what, and what to do next."""
+    """Base of this package's errors; the message says what failed, on which object, and what to do next."""
 
 
 class RealNodesUnavailableError(DevclusterError):
     """This machine cannot run real nodes."""
 
     def __init__(self, reason: str) -> None:
-        """Keep the reason and add the ways out."""
+        """Keep the reason; the message adds alternatives."""
         super().__init__(
             f"real nodes cannot run here: {reason}; run this as root on Linux, or start a control plane alone "
             "(--control-plane-only), or use a cluster of your own (kind, see deploy/kind/, or any through --kubeconfig)"
@@ -35,7 +35,7 @@ class BuildError(DevclusterError):
 
 
 class ClusterStateError(DevclusterError):
-    """There is no cluster of that name, or there is one already."""
+    """No cluster has that name, or one exists already."""
 
 
 _CURES = {
@@ -44,18 +44,18 @@ _CURES = {
         "the limit (sysctl fs.inotify.max_user_instances=1024)"
     ),
     "no space left on device": (
-        "the disk is full: free some of it; `atoll dev down` removes what killed clusters left behind"
+        "the disk is full: free some space; `atoll dev down` removes the leftovers of killed clusters"
     ),
 }
 
 
 class StartError(DevclusterError):
-    """A part of the cluster did not come up in time or ended at once."""
+    """A part of the cluster did not start in time or ended at once."""
 
     def __init__(self, part: str, *, problem: str, log_tail: str) -> None:
-        """Name the part, what happened, the way out where the log tells it, and the last lines of its log."""
+        """Name the part, the problem, a fix if the log shows a known cause, and the last lines of the log."""
         cures = "".join(f"; {cure}" for sign, cure in _CURES.items() if sign in log_tail)
-        super().__init__(f"{part} {problem}{cures}; the end of its log:\n{log_tail or '(empty)'}")
+        super().__init__(f"{part} {problem}{cures}; end of its log:\n{log_tail or '(empty)'}")
         self.part = part
         self.log_tail = log_tail
 
@@ -68,6 +68,6 @@ class AdminApiError(DevclusterError):
     """The API server answered a request with an error."""
 
     def __init__(self, request: str, *, status: int, answer: str) -> None:
-        """Keep the HTTP status code and a bounded part of the answer."""
+        """Keep the HTTP status code and at most 500 characters of the answer."""
         super().__init__(f"{request} was answered with {status}: {answer[:500]}")
         self.status = status

@@ -1,6 +1,6 @@
-"""Fake nodes by the thousand, for benchmarks: Node objects without a machine, whose pods kwok declares to be running.
+"""Thousands of fake nodes for benchmarks: Node objects without a machine, whose pods kwok marks as running.
 
-Gives Node objects, and kwok's stages for their pods. Pods end as under a kubelet: first every container terminates,
+Returns Node objects, and kwok's stages for their pods. Pods end as under kubelet: first every container terminates,
 then the object is deleted.
 """
 
@@ -17,7 +17,7 @@ Labels = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 
 FAKE_ANNOTATION = "kwok.x-k8s.io/node"
 KWOK = "kwok"
-"""The user as whom kwok plays kubelets; of no node, so that the rights of all of them can be given to it."""
+"""User as which kwok simulates kubelets; not a node's, so that it can have rights on all of them."""
 DEFAULT_ALLOCATABLE = {"cpu": "128", "memory": "1Ti", "pods": "256"}
 
 _CONDITIONS = {"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
@@ -50,7 +50,7 @@ conditions:
 
 
 def node_requests(count: int, *, prefix: str, labels: Labels, allocatable: Mapping[str, str]) -> Iterator[AdminRequest]:
-    """One request per node; labels may depend on the node's number, counted from 0."""
+    """Yield one request per node; labels may depend on the node's number, from 0."""
     for number in range(count):
         own = labels(number) if callable(labels) else labels
         body = node_object(f"{prefix}-{number}", labels=own, allocatable=allocatable)
@@ -58,7 +58,7 @@ def node_requests(count: int, *, prefix: str, labels: Labels, allocatable: Mappi
 
 
 def node_object(name: str, *, labels: Mapping[str, str], allocatable: Mapping[str, str]) -> dict[str, Any]:
-    """A Node that is Ready from its first moment; resources given replace or complete the defaults."""
+    """Return a Node that is Ready from the start; `allocatable` overrides or extends the default resources."""
     resources = {**DEFAULT_ALLOCATABLE, **allocatable}
     return {
         "apiVersion": "v1",
@@ -92,7 +92,7 @@ def node_object(name: str, *, labels: Mapping[str, str], allocatable: Mapping[st
 
 
 def rights() -> dict[str, Any]:
-    """The binding that lets kwok look after the pods of all fake nodes."""
+    """Return the binding that lets kwok manage the pods of all fake nodes."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
@@ -103,7 +103,7 @@ def rights() -> dict[str, Any]:
 
 
 def stages() -> str:
-    """kwok's configuration: start a pod, end a pod whose deletion was asked for, remove an ended one."""
+    """Return kwok's configuration: start pods, end pods that are being deleted, remove ended ones."""
     deleted = _selector(".metadata.deletionTimestamp", "Exists")
     alive = _selector(".metadata.deletionTimestamp", "DoesNotExist")
     running = f"phase: Running\n{_READY}{_CONTAINERS.replace('STATE', _RUNNING)}"
@@ -112,7 +112,7 @@ def stages() -> str:
         _stage("pod-starts", [alive, _phase_in("Pending")], {"statusTemplate": running}),
         _stage("pod-ends", [deleted, _phase_in("Pending", "Running")], {"statusTemplate": ended}),
         _stage("pod-goes", [deleted, _phase_in("Succeeded", "Failed")], {"delete": True}),
-        # kwok looks after no pod unless nodes have a stage too; ours are made Ready and stay so: this one never comes.
+        # kwok manages pods only if nodes have a stage too. Our nodes are created Ready, so this stage never applies.
         _stage("node-stays", [deleted], {"delete": True}, kind="Node"),
     ]
     return yaml.safe_dump_all(rows)

@@ -1,7 +1,7 @@
-"""Container images without a registry: OCI archives assembled from static programs.
+"""Builds container images without a registry: OCI archives of static programs.
 
-Gives a tar file in OCI layout for `ctr images import`. The same input gives the same bytes, so cached archives never
-become stale.
+Returns a tar file in OCI layout for `ctr images import`. Equal input gives equal bytes, so cached archives never become
+stale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 BUSYBOX = "localhost/busybox:1"
 CUDA = "localhost/cuda:1"
-"""busybox with the variable that images for CUDA bring: all GPUs, please."""
+"""busybox with the variable that CUDA images set: all GPUs."""
 PAUSE = "localhost/pause:1"
 
 _MEDIA = "application/vnd.oci.image"
@@ -38,7 +38,7 @@ class Image:
 
 
 def ensure_images(cache: Path, *, pause: Path, busybox: Path, flock: Path, cuda: bool = False) -> list[Path]:
-    """The archives of the images that every node has, written where they are missing."""
+    """Return the archives of the images that every node has; write missing ones."""
     small = busybox_image(busybox, flock)
     greedy = replace(small, reference=CUDA, environment={"NVIDIA_VISIBLE_DEVICES": "all"})
     images = [Image(reference=PAUSE, files={"pause": pause}, command=["/pause"]), small, *([greedy] if cuda else [])]
@@ -46,7 +46,7 @@ def ensure_images(cache: Path, *, pause: Path, busybox: Path, flock: Path, cuda:
 
 
 def busybox_image(busybox: Path, flock: Path) -> Image:
-    """A shell and the usual small commands, and `flock -n FD`, which Debian's static busybox lacks."""
+    """Image with a shell, the usual small commands, and `flock -n FD`, which Debian's static busybox lacks."""
     applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     links = {f"bin/{applet}": "busybox" for applet in applets if applet not in {"busybox", "flock"}}
     files = {"bin/busybox": busybox, "bin/flock": flock}
@@ -54,7 +54,7 @@ def busybox_image(busybox: Path, flock: Path) -> Image:
 
 
 def archive(image: Image) -> bytes:
-    """The OCI archive of an image of one layer, the same bytes every time."""
+    """Build the OCI archive of an image with one layer; reproducible."""
     variables = ["PATH=/bin", *(f"{name}={value}" for name, value in image.environment.items())]
     start = {"Cmd": list(image.command), "Env": variables, "WorkingDir": "/"}
     return assemble(image.reference, layers=[compressed(_layer(image))], start=start)
@@ -62,19 +62,19 @@ def archive(image: Image) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer as it is stored, and the digest of the tar inside, by which the image's configuration names it."""
+    """A compressed layer, and the digest of its tar, which the image's configuration lists."""
 
     content: bytes
     tar_digest: str
 
 
 def compressed(tar: bytes) -> Layer:
-    """The layer of a tar, the same bytes every time."""
+    """Compress a tar into a layer; reproducible."""
     return Layer(gzip.compress(tar, compresslevel=6, mtime=0), f"sha256:{hashlib.sha256(tar).hexdigest()}")
 
 
 def assemble(reference: str, *, layers: Sequence[Layer], start: Mapping[str, Any]) -> bytes:
-    """The OCI archive of an image of this machine's architecture; `start` is the `config` of the image's format."""
+    """Build the OCI archive of an image for this machine's architecture; `start` is the image's `config` object."""
     config = _json(
         {
             "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
@@ -104,9 +104,9 @@ def assemble(reference: str, *, layers: Sequence[Layer], start: Mapping[str, Any
 
 
 def folder_tar(root: Path, *, below: str = "", folders: Sequence[str] = ()) -> bytes:
-    """A tar of everything in a folder, put below another name, as root's and without times: the same bytes every time.
+    """Build a reproducible tar of a folder below the path `below`, owned by root, without times.
 
-    `folders` are further folders of the image; tmp is everybody's.
+    `folders` are further folders of the image; tmp is writable for everybody.
     """
     entries = [(_folder_entry(name), b"") for name in folders]
     for path in sorted(root.rglob("*")):
@@ -123,12 +123,12 @@ def folder_tar(root: Path, *, below: str = "", folders: Sequence[str] = ()) -> b
 
 
 def program_image(reference: str, program: Path) -> Image:
-    """An image that holds one static program and starts it."""
+    """Image with one static program that it starts."""
     return Image(reference=reference, files={f"bin/{program.name}": program}, command=[f"/bin/{program.name}"])
 
 
 def ensure_image(cache: Path, image: Image) -> Path:
-    """The archive of an image of one layer, written where it is missing."""
+    """Return the archive of an image with one layer; write it if missing."""
     facts = (image.reference, image.command, sorted(image.links.items()), sorted(image.environment.items()))
     digest = hashlib.sha256(repr(facts).encode())
     for name, program in sorted(image.files.items()):
@@ -142,7 +142,7 @@ def ensure_image(cache: Path, image: Image) -> Path:
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically."""
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     unfinished.write_bytes(content)
     unfinished.rename(target)

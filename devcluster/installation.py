@@ -1,8 +1,8 @@
-"""Atoll on a development cluster: the shipped manifests, and every part as a process under its own identity.
+"""Installs Atoll on a development cluster: the shipped manifests, and every part as a process with its own identity.
 
-The parts can be killed, restarted and asked for their health. The manifests of deploy/ are applied unchanged, but
-processes replace Deployments: each gets a token of its own ServiceAccount, the agents' tokens are bound to their Node,
-and the extender shares kube-scheduler's.
+Tests can kill and restart parts and check their health. The manifests of deploy/ are applied unchanged, but processes
+replace Deployments: each gets a token of its own ServiceAccount, the agents' tokens are bound to their Node, and the
+extender shares kube-scheduler's.
 """
 
 import sys
@@ -22,7 +22,7 @@ from devcluster.waiting import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 WORKLOADS = ("agent.yaml", "controllers.yaml", "webhook-deployment.yaml", "scheduler/deployment.yaml")
-"""Files of deploy/kustomization.yaml whose pods our processes stand in for; everything else is applied as shipped."""
+"""Files of deploy/kustomization.yaml that processes replace; everything else is applied as shipped."""
 ADDRESS = "10.255.0.1"
 WEBHOOK_PORT = 9443
 EXTENDER_PORT = 8888
@@ -56,7 +56,7 @@ sys.exit(0 if urllib.request.urlopen(sys.argv[1], timeout=2).status == 200 else 
 
 @dataclass(frozen=True, slots=True)
 class AtollPart:
-    """One process of Atoll: its name, what it runs, where, and as whom."""
+    """One process of Atoll: name, command, node and identity."""
 
     name: str
     module: str
@@ -79,7 +79,7 @@ class Installation:
     ) -> None:
         """`options` adds command-line arguments per module: {"agent": ["--poll-seconds", "2"]}.
 
-        The agents of nodes in `machines` read those by their vendor's real bindings; the others play their node's
+        Agents of nodes in `machines` read these through the vendor's real bindings; the others simulate their node's
         profile.
         """
         self.cluster = cluster
@@ -88,25 +88,25 @@ class Installation:
         self.parts = {part.name: part for part in self._all_parts()}
 
     def install(self) -> None:
-        """Apply the manifests and start every part; returns when all are ready. Raises DevclusterError."""
+        """Apply the manifests and start every part; return when all are ready. Raises DevclusterError."""
         self.apply_manifests()
         self.start_parts()
 
     def start_parts(self) -> None:
-        """Start every part and kube-scheduler; returns when all are ready. Raises StartError."""
+        """Start every part and kube-scheduler; return when all are ready. Raises StartError."""
         for name in self.parts:
             self.start(name, wait=False)
         self.start_scheduler()
         self.wait_ready(self.parts)
 
     def start_scheduler(self) -> None:
-        """Start kube-scheduler with the shipped configuration and flags, as the account it shares with the extender."""
+        """Start kube-scheduler with the shipped configuration and flags, as the ServiceAccount of the extender."""
         config = DEPLOY / "scheduler" / "config.yaml"
         account = self._kubeconfig(self.parts["extender"])
         self.cluster.start_scheduler(config, account, flags=shipped_scheduler_flags())
 
     def apply_manifests(self) -> None:
-        """Apply deploy/ in order; resources of new kinds wait until the API server knows the kind."""
+        """Apply deploy/ in order; objects of new kinds wait until the API server serves the kind."""
         resources = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())["resources"]
         shipped = [str(DEPLOY / file) for file in resources if file not in WORKLOADS]
         kinds = [file for file in shipped if "/crds/" in file]
@@ -118,7 +118,7 @@ class Installation:
         self._kubectl("apply", "--server-side", "-f", "-", text=_ENDPOINTS)
 
     def start(self, name: str, *, wait: bool = True) -> None:
-        """Start a part that does not run; with `wait` return when it is ready."""
+        """Start a part that is not running; with `wait`, return when it is ready."""
         part = self.parts[name]
         command = [sys.executable, "-m", part.module, "--kubeconfig", str(self._kubeconfig(part)), *part.arguments]
         options = self._options.get(part.module, ())
@@ -127,34 +127,34 @@ class Installation:
             self.wait_ready([name])
 
     def stop(self, name: str) -> None:
-        """End a part with SIGTERM, as Kubernetes does first: it finishes what it holds and gives leadership back."""
+        """End a part with SIGTERM, as Kubernetes does first: it finishes its work and releases leadership."""
         self.cluster.signal(name, "TERM")
         self.cluster.wait_exit(name)
 
     def kill(self, name: str) -> None:
-        """End a part with SIGKILL, as the kernel would when memory runs out; one that has ended by itself stays so."""
+        """End a part with SIGKILL, as the kernel does when memory runs out; does nothing if it has ended already."""
         if self.cluster.processes()[name].running:
             self.cluster.signal(name, "KILL")
             self.cluster.wait_exit(name)
 
     def revive(self) -> None:
-        """Start again what ended by itself because it lost its term, as a Deployment would; returns at once."""
+        """Restart parts that ended because they lost leadership, as a Deployment would; return at once."""
         processes = self.cluster.processes()
         for name in self.parts:
             if name in processes and processes[name].exit_code == EXIT_STATUS_OVERRUN:
                 self.start(name, wait=False)
 
     def restart(self, name: str) -> None:
-        """Kill a part and start it again; returns when it is ready."""
+        """Kill and start a part; return when it is ready."""
         self.kill(name)
         self.start(name)
 
     def log_lines(self, name: str) -> list[str]:
-        """Return all that a part has printed so far."""
+        """Return the output of a part so far."""
         return self.cluster.logs(name).read_text(errors="replace").splitlines()
 
     def wait_ready(self, part_names: Iterable[str]) -> None:
-        """Wait until the parts say that they are ready. Raises StartError with the tail of the log."""
+        """Wait until the parts are ready. Raises StartError with the tail of the log."""
         for name in part_names:
             wait_until(
                 partial(self.is_ready, name),
@@ -166,7 +166,7 @@ class Installation:
             )
 
     def is_ready(self, name: str) -> bool:
-        """Ask a part's /readyz."""
+        """True if a part's /readyz answers 200."""
         part = self.parts[name]
         url = f"http://127.0.0.1:{part.health_port}/readyz"
         return self.cluster.run(sys.executable, "-c", _PROBE, url, node=part.node).returncode == 0
@@ -210,7 +210,7 @@ class Installation:
 
 
 def shipped_scheduler_flags() -> list[str]:
-    """Return the flags of kube-scheduler in deploy/, except where its configuration file lies."""
+    """Return the flags of kube-scheduler in deploy/, without the path of its configuration file."""
     documents = yaml.safe_load_all((DEPLOY / "scheduler" / "deployment.yaml").read_text())
     pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
     command = next(c["command"] for c in pods[0]["containers"] if c["name"] == "kube-scheduler")

@@ -1,6 +1,6 @@
-"""Kubeconfig files: an API server's address, its CA, and the credentials.
+"""Kubeconfig files with an API server's address, its CA and credentials.
 
-Each file has mode 0600 and embeds everything, so that it can be moved.
+Each file has mode 0600 and embeds its certificates, so it can be moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from devcluster.certificates import KeyPairFiles, write_private
 def write_kubeconfig(
     path: Path, *, server: str, authority: Path, client: KeyPairFiles | None = None, token: str | None = None
 ) -> Path:
-    """Write a kubeconfig with a client certificate or a bearer token; JSON, which is YAML too."""
+    """Write a kubeconfig with a client certificate or a bearer token, as JSON, which is valid YAML."""
     user: dict[str, Any] = {"token": token} if token is not None else {}
     if client is not None:
         user = {"client-certificate-data": _encoded(client.certificate), "client-key-data": _encoded(client.key)}

@@ -1,4 +1,4 @@
-"""The real Kueue beside a development cluster: its shipped manifests, and its manager as a process of the cluster.
+"""Runs the real Kueue in a development cluster: its shipped manifests, and its manager as a process.
 
 The manifests come from the same Go module as the program. This module does the work of a Deployment and kubelet: the
 process gets a token of the shipped ServiceAccount, the webhook's Service gets an endpoint, and the certificate from
@@ -36,7 +36,7 @@ _SERVICE = "kueue-webhook-service"
 _SECRET = "kueue-webhook-server-cert"  # noqa: S105 - the name of a Secret
 _FILES = ("ca.crt", "tls.crt", "tls.key")
 _LEFT_OUT = ("Deployment", "ConfigMap", "APIService")
-"""Our process stands in for the Deployment; the aggregated API that shows queues needs certificates of its own."""
+"""Omitted: our process replaces the Deployment, and the aggregated API for queues needs its own certificates."""
 _PROBE = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",
     "kind": "ResourceFlavor",
@@ -48,12 +48,12 @@ class Kueue:
     """Kueue on one cluster."""
 
     def __init__(self, cluster: DevCluster) -> None:
-        """Nothing is built or started before `install`."""
+        """Use the cluster; `install` builds and starts Kueue."""
         self.cluster = cluster
         self._folder = cluster.layout.folder / "kueue"
 
     def install(self, *, settings: dict[str, Any] | None = None) -> None:
-        """Apply the manifests and start the manager; returns when it serves. Raises DevclusterError.
+        """Apply the manifests and start the manager; return when it serves. Raises DevclusterError.
 
         `settings` replaces parts of Kueue's configuration, such as {"waitForPodsReady": {...}}.
         """
@@ -69,7 +69,7 @@ class Kueue:
         self.start()
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the manager; with `wait` return when the API server reaches its webhooks. Raises StartError."""
+        """Start the manager; with `wait`, return when the API server reaches its webhooks. Raises StartError."""
         identity = self.cluster.service_account_kubeconfig(NAMESPACE, _ACCOUNT)
         flags = (f"--config={self._folder / 'config.yaml'}", f"--kubeconfig={identity}")
         self.cluster.spawn(PROCESS, [self._program(), *flags, "--feature-gates=VisibilityOnDemand=false"])
@@ -77,12 +77,12 @@ class Kueue:
             wait_until(self.is_serving, what="Kueue", **self._watched())
 
     def stop(self) -> None:
-        """End the manager at once; it keeps nothing that is not in the API server."""
+        """Kill the manager; all its state is in the API server."""
         self.cluster.signal(PROCESS, "KILL")
         self.cluster.wait_exit(PROCESS)
 
     def is_serving(self) -> bool:
-        """Tell whether Kueue's webhooks answer; its /readyz says so a second too early."""
+        """True if Kueue's webhooks answer; its /readyz reports that a second too early."""
         try:
             path = "/apis/kueue.x-k8s.io/v1beta2/resourceflavors?dryRun=All"
             self.cluster.api.request("POST", path, _PROBE)
@@ -94,7 +94,7 @@ class Kueue:
         return ensure_binaries(self.cluster.kubernetes, real_nodes=False, kueue=True)["kueue"]
 
     def _lay_certificate(self) -> bool:
-        """Copy the certificate to where a mounted Secret would be; False while Kueue has not written it."""
+        """Copy the certificate to where kubelet would mount the Secret; False until Kueue has written it."""
         secret = self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{_SECRET}")
         data = secret.get("data") or {}
         if not all(data.get(name) for name in _FILES):
@@ -115,7 +115,7 @@ class Kueue:
 
 
 def configuration(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Kueue's configuration for a process of the cluster whose certificate lies in `folder`."""
+    """Return Kueue's configuration for a process whose certificate is in `folder`."""
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
@@ -132,7 +132,7 @@ def configuration(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def shipped_manifests(cluster: DevCluster, folder: Path) -> str:
-    """The manifests of the pinned Kueue, rendered once and kept in `folder`. Raises BuildError."""
+    """Return the manifests of the pinned Kueue, rendered once and kept in `folder`. Raises BuildError."""
     file = folder / "kueue.yaml"
     if not file.exists():
         rendered = cluster.kubectl("kustomize", str(_module_folder() / "config" / "default"))
@@ -145,7 +145,7 @@ def shipped_manifests(cluster: DevCluster, folder: Path) -> str:
 
 
 def fit_for_a_process(manifests: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects to apply where a process outside of any pod serves the webhooks."""
+    """Yield the objects to apply if a process outside any pod serves the webhooks."""
     for body in _objects(manifests):
         if body["kind"] in _LEFT_OUT:
             continue
@@ -172,7 +172,7 @@ def _endpoints() -> dict[str, Any]:
 
 
 def _module_folder() -> Path:
-    """Where Go keeps the pinned module; fetched when it is not there. Raises BuildError."""
+    """Return Go's folder of the pinned module; fetch it if missing. Raises BuildError."""
     toolchain = find_toolchain(cache_root(), report=lambda _line: None)
     command = [toolchain.command, "mod", "download", "-json", KUEUE]
     environment = {**os.environ, "GOFLAGS": "", "GOWORK": "off"}

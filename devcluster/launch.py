@@ -1,6 +1,6 @@
-"""Starts the supervisor of a cluster in its own namespaces, after checking that this machine can.
+"""Starts the supervisor of a cluster in its own namespaces, after checking that this machine supports it.
 
-Gives the process that holds the namespaces, and the port on the host's loopback that leads to the API server inside.
+Returns the process that holds the namespaces, and the port on the host's loopback of the relay to the API server.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 
 @dataclass(slots=True)
 class Launched:
-    """The holder of the namespaces, the relay's port, and the end of the pipe whose closing ends the cluster."""
+    """Process that holds the namespaces, port of the relay, and pipe end; closing the pipe ends the cluster."""
 
     process: subprocess.Popen[bytes]
     port: int
     owner: int | None
 
     def detach(self, control: Control) -> None:
-        """Let the cluster outlive this process: nobody waits for it, and Python shall not warn that nobody does."""
+        """Let the cluster outlive this process; silences Python's warning about a child that nobody waits for."""
         control.disown()
         self.release()
         self.process.returncode = 0
 
     def release(self) -> None:
-        """Let go of the cluster: an owned one ends."""
+        """Close the pipe; a cluster that was not detached ends."""
         if self.owner is not None:
             os.close(self.owner)
             self.owner = None
 
 
 def check_machine(*, real_nodes: bool) -> None:
-    """Raise RealNodesUnavailableError where this machine cannot run what is asked for."""
+    """Raise RealNodesUnavailableError if this machine cannot run the requested cluster."""
     if sys.platform != "linux":
         raise RealNodesUnavailableError(f"this is {sys.platform}, not Linux")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -75,9 +75,9 @@ def check_machine(*, real_nodes: bool) -> None:
 
 
 def launch(folder: Path, *, lock: IO[str]) -> Launched:
-    """Start the supervisor and the cluster's bridge; they end with this process until they are detached.
+    """Start the supervisor and the cluster's bridge; they end with this process unless detached.
 
-    Raises StartError with the supervisor's log where that fails.
+    On failure raises StartError with the supervisor's log.
     """
     (folder / "logs").mkdir()
     log = folder / "logs" / "supervisor.log"
@@ -98,7 +98,7 @@ def launch(folder: Path, *, lock: IO[str]) -> Launched:
 
 
 def _start(folder: Path, *, inherited: Mapping[str, int], log: Path) -> subprocess.Popen[bytes]:
-    # Without root the kernel grants namespaces only together with one of users; that is enough for a control plane.
+    # Without root the kernel requires a user namespace as well; that is enough for a control plane.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     supervisor = [sys.executable, "-m", "devcluster.supervisor", str(folder)]
     descriptors = [f"--{name}={descriptor}" for name, descriptor in inherited.items()]

@@ -1,8 +1,8 @@
 """Simulated GPUs of a node: facts for the driver's library, and the device list of NVIDIA's runtime.
 
-Writes two files in the node's folder, for that node's agent and runtime, and gives the environment of a program whose
-bindings see the machine. Both files are written together, or a container could get a GPU that the agent does not
-report. There is no runtime for AMD's cards here, and so no list.
+Writes both files in the node's folder, for its agent and its runtime, and returns the environment with which a
+program's bindings see the machine. The files are written together; otherwise a container could get a GPU that the
+agent does not report. AMD's cards have no runtime here, and so no list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE_LIST = "nvidia.json"
 
 
 class GpuMachine:
-    """The played GPUs of one node; change `file`, then `plug`."""
+    """Simulated GPUs of one node; change `file`, then call `plug`."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class GpuMachine:
         switches: Sequence[Sequence[int]] = (),
         library_in_containers: bool = False,
     ) -> None:
-        """Play the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i; `switches`:
-        positions of the GPUs that sit below one PCIe switch each, with a network adapter; `library_in_containers`:
-        containers with a GPU find the driver's library too, as an agent that runs in one needs it."""
+        """Simulate the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i; `switches`:
+        positions of the GPUs below each PCIe switch, which has a network adapter; `library_in_containers`: mount the
+        driver's library into containers with GPUs, for an agent that runs in one."""
         self._folder = folder
         self._switches = switches
         self._library_in_containers = library_in_containers
@@ -51,22 +51,22 @@ class GpuMachine:
 
     @property
     def backend(self) -> str:
-        """Which of the agent's backends reads the machine."""
+        """The agent's backend that reads the machine."""
         return "amd" if self.is_amd else "nvml"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program needs so that its bindings see this machine."""
+        """Environment with which a program's bindings see this machine."""
         told = mock_amdsmi.environment if self.is_amd else nvml_environment
         return told(self._library, self._folder / "machine")
 
     @property
     def pci_devices(self) -> Path:
-        """Where the machine's PCI devices are listed."""
+        """Folder that lists the machine's PCI devices."""
         return self._pci.devices
 
     def plug(self) -> None:
-        """Let driver and runtime see the machine as it is now."""
+        """Write the current machine for driver and runtime."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._pci.below_switches([bus_id(position) for position in range(len(self.file.order))], self._switches)
         if not self.is_amd:
@@ -82,18 +82,18 @@ class GpuMachine:
     def _driver(self) -> nvidia.MountedDriver:
         if not self._library_in_containers:
             return nvidia.MountedDriver()
-        # The folder, not the file in it: that one is replaced, and a mount would keep showing the old one.
+        # Mount the folder, not the file: the file is replaced, and its mount would keep showing the old one.
         inside = "/run/played-gpus"
         files = {f"/usr/lib/{self._library.name}": self._library, inside: self._folder}
         return nvidia.MountedDriver(files, {MACHINE_VARIABLE: f"{inside}/machine"})
 
     def renumber(self, order: Sequence[int]) -> None:
-        """Give the same GPUs other NVML indices, as a boot may; takes effect when plugged."""
+        """Give the GPUs other NVML indices, as a reboot may; takes effect with `plug`."""
         self.file = type(self.file)(self.file.profile, seed=self.file.seed, order=order)
 
 
 def _library(*, is_amd: bool) -> Path:
-    """The mock of the vendor's library, compiled. Raises BuildError."""
+    """Compile the mock of the vendor's library; return its path. Raises BuildError."""
     try:
         return (
             mock_amdsmi.build(cache_root() / "mock-amdsmi") if is_amd else mock_nvml.build(cache_root() / "mock-nvml")

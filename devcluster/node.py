@@ -1,6 +1,6 @@
-"""One real node: the configuration of containerd, CNI and kubelet, and the script that sets up the node's namespaces.
+"""One real node: configuration of containerd, CNI and kubelet, and the script that sets up the node's namespaces.
 
-Gives files and command lines; starts nothing. The node's number decides its addresses, so that nodes of one cluster
+Returns files and command lines; starts nothing. The node's number determines its addresses, so nodes of one cluster
 never collide; nodes of different clusters are in different network namespaces and may share addresses.
 """
 
@@ -36,7 +36,7 @@ _UNUSED_PLUGINS = (
     *(f"snapshotter.v1.{kind}" for kind in ("blockfile", "btrfs", "devmapper", "erofs", "zfs")),
 )
 _SETUP = """set -eu
-# Private /run, /var/log and /var/lib: kubelet and containerd hard-code paths there, which a host's own kubelet may use.
+# Private /run, /var/log and /var/lib: kubelet and containerd hard-code paths there that the host's kubelet may use.
 mount -t tmpfs tmpfs {scratch}
 mkdir {scratch}/upper {scratch}/work
 mount -t overlay overlay -o lowerdir=/var/lib,upperdir={scratch}/upper,workdir={scratch}/work /var/lib
@@ -45,8 +45,8 @@ mount --bind {kubelet} /var/lib/kubelet
 mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /run
 mkdir -p /run/containerd /run/netns
-# kubelet would change settings of the kernel, which belong to the whole machine and would stay. It ends where it
-# cannot, so it finds them as it wants them.
+# kubelet changes kernel settings of the whole machine, which would stay, and ends if it cannot. So it gets read-only
+# files that already have the values it wants.
 for settings in kernel vm; do
     mount --bind /proc/sys/$settings /proc/sys/$settings
     mount -o remount,bind,ro /proc/sys/$settings
@@ -57,7 +57,7 @@ for setting in kernel/panic=10 kernel/panic_on_oops=1 vm/overcommit_memory=1 vm/
     mount --bind {scratch}/setting-"$(basename "${{setting%=*}}")" /proc/sys/"${{setting%=*}}"
     mount -o remount,bind,ro /proc/sys/"${{setting%=*}}"
 done
-# A node that starts again has booted: kubelet and agent read another id then.
+# A restarted node counts as rebooted: kubelet and agent read another boot id.
 mount --bind {boot_id} /proc/sys/kernel/random/boot_id
 ip link set lo up
 touch {ready}
@@ -67,10 +67,10 @@ exec {pause}
 
 @dataclass(frozen=True, slots=True)
 class DevNodeSpec:
-    """A node as the caller wants it: the profile is the caller's word for a machine shape, nothing here reads it.
+    """A requested node. `profile` is the caller's name for a machine shape; devcluster does not read it.
 
-    cpu (cores) and memory_bytes bound what the node offers to pods; by default it offers all of this machine. nvidia
-    adds NVIDIA's container runtime.
+    `cpu` (cores) and `memory_bytes` limit what the node offers to pods; default: all of this machine. `nvidia` adds
+    NVIDIA's container runtime.
     """
 
     name: str
@@ -81,7 +81,7 @@ class DevNodeSpec:
     nvidia: NvidiaRuntime = NvidiaRuntime.NONE
 
     def numbered(self, number: int) -> NodeRecord:
-        """The record of this node under a number of its own."""
+        """Return the record of this node with its number."""
         return NodeRecord(
             name=self.name,
             profile=self.profile,
@@ -95,7 +95,7 @@ class DevNodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class DevNode:
-    """A node of a running cluster, as callers see it."""
+    """A node of a running cluster, for callers."""
 
     name: str
     profile: str
@@ -106,17 +106,17 @@ class DevNode:
 
 
 def address(number: int) -> str:
-    """The node's address on the cluster's bridge."""
+    """IP address of the node on the cluster's bridge."""
     return f"10.255.0.{_ADDRESS_OFFSET + number}"
 
 
 def pod_network(number: int) -> str:
-    """The addresses of the node's pods."""
+    """CIDR of the node's pods."""
     return f"10.244.{number}.0/24"
 
 
 def describe(cluster: str, record: NodeRecord, layout: Layout) -> DevNode:
-    """The caller's view of a node."""
+    """Convert a node's record to a DevNode."""
     return DevNode(
         name=record.name,
         profile=record.profile,
@@ -128,7 +128,7 @@ def describe(cluster: str, record: NodeRecord, layout: Layout) -> DevNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """Everything on disk that makes up one node."""
+    """Files of one node."""
 
     layout: Layout
     record: NodeRecord
@@ -136,12 +136,12 @@ class NodeFiles:
 
     @property
     def folder(self) -> Path:
-        """The node's own folder."""
+        """Folder of the node."""
         return self.layout.node(self.record.name)
 
     @property
     def ready(self) -> Path:
-        """Exists once the node's namespaces are furnished."""
+        """File that exists once the node's namespaces are set up."""
         return self.folder / "ready"
 
     def write(self, binaries: Binaries, system: SystemPrograms, authority: CertificateAuthority) -> None:
@@ -166,7 +166,7 @@ class NodeFiles:
             (self.folder / file).write_text(content)
 
     def _write_runtimes(self, binaries: Binaries, *, runc: Path) -> dict[str, Path]:
-        """The program of each of containerd's handlers, the default one first."""
+        """Write the runtimes; return the program of each of containerd's handlers, default first."""
         runtimes = {"runc": runc}
         if self.record.nvidia:
             for handler, accept in ((nvidia.HANDLER, True), (nvidia.STRICT_HANDLER, False)):
@@ -183,11 +183,11 @@ class NodeFiles:
         return runtimes
 
     def containerd_command(self, binaries: Binaries) -> list[str]:
-        """containerd with the node's configuration."""
+        """Command line of containerd with the node's configuration."""
         return [str(binaries["containerd"]), "--config", str(self.folder / "containerd.toml"), "--log-level", "info"]
 
     def kubelet_command(self, binaries: Binaries) -> list[str]:
-        """kubelet with the node's configuration and identity."""
+        """Command line of kubelet with the node's configuration and identity."""
         labels = ",".join(f"{key}={value}" for key, value in sorted(self.record.labels.items()))
         return [
             str(binaries["kubelet"]),
@@ -232,17 +232,17 @@ class NodeFiles:
 _KUBELET: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    # Rights that are granted or taken must show within the patience of a test.
+    # Changes of rights must take effect within a test's timeout.
     "authorization": {"mode": "Webhook", "webhook": {"cacheAuthorizedTTL": "10s", "cacheUnauthorizedTTL": "1s"}},
     "cgroupDriver": "cgroupfs",
     "cgroupsPerQOS": True,
     "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
     "enforceNodeAllocatable": [],
-    # A machine that is nearly full for other reasons must not evict the pods of a test.
+    # Kubelet must not evict a test's pods because the machine itself is nearly full.
     "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
     "failCgroupV1": False,
     "failSwapOn": False,
-    # Containers may lack CAP_SYS_RESOURCE: with this gate kubelet logs what it may not do instead of ending.
+    # Without CAP_SYS_RESOURCE, as in many containers, this gate lets kubelet log the failure instead of ending.
     "featureGates": {"KubeletInUserNamespace": True},
     "fileCheckFrequency": "5s",
     "healthzPort": 10248,
@@ -260,7 +260,7 @@ _KUBELET: dict[str, Any] = {
 
 
 def reserved(record: NodeRecord, *, cpus: int, memory_bytes: int) -> dict[str, str]:
-    """What the node must hold back so that it offers what its record says. Raises StartError where it asks for more."""
+    """Resources to reserve so that the node offers what its record says. Raises StartError if it asks for too much."""
     wanted = {"cpu": (record.cpu, cpus, ""), "memory": (record.memory_bytes, memory_bytes, " bytes")}
     held = {}
     for resource, (offered, present, unit) in wanted.items():
@@ -274,9 +274,9 @@ def reserved(record: NodeRecord, *, cpus: int, memory_bytes: int) -> dict[str, s
 
 
 def containerd_configuration(folder: Path, *, runtimes: Mapping[str, Path], plugins: Path) -> str:
-    """containerd's TOML (version 3): everything below the node's folder or its private /run, images never pulled.
+    """Return containerd's TOML (version 3): all files in the node's folder or its private /run, no image pulls.
 
-    `runtimes` are the programs of the handlers, the default one first.
+    `runtimes` are the programs of the handlers, default first.
     """
     images, runtime = "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
     lines = [
@@ -307,7 +307,7 @@ def containerd_configuration(folder: Path, *, runtimes: Mapping[str, Path], plug
 
 
 def snapshotter(folder: Path) -> str:
-    """overlayfs, or plain copies where the folder lies on an overlay itself, as inside of a container."""
+    """Return overlayfs, or plain copies if the folder is on an overlay itself, as inside a container."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     kinds = {Path(row[1]): row[2] for row in mounts}
     nearest = next(parent for parent in (folder, *folder.parents) if parent in kinds or parent == parent.parent)
@@ -315,7 +315,7 @@ def snapshotter(folder: Path) -> str:
 
 
 def cni_configuration(folder: Path, record: NodeRecord) -> dict[str, Any]:
-    """A bridge of the node's own; no address translation, since the cluster routes to every node's pods."""
+    """Return a CNI configuration with a bridge per node and no NAT, since the cluster routes to every node's pods."""
     ranges = [[{"subnet": pod_network(record.number)}]]
     bridge = {
         "type": "bridge",
@@ -334,7 +334,7 @@ def cni_configuration(folder: Path, record: NodeRecord) -> dict[str, Any]:
 
 
 def network_commands(record: NodeRecord, *, pid: int) -> list[list[str]]:
-    """Commands, run inside the cluster, that join a node (any process in its network namespace) to the bridge."""
+    """Return commands, run inside the cluster, that join a node to the bridge; `pid`: a process of the node."""
     outer, network = f"node{record.number}", f"/proc/{pid}/ns/net"
     inside = ["nsenter", f"--net={network}", "ip"]
     return [

@@ -1,7 +1,7 @@
 """Starts, stops and repairs the real nodes of a running cluster.
 
-A node is three processes under the supervisor: `node@NAME` holds the node's namespaces, `containerd@NAME` and
-`kubelet@NAME` run in them, separately, so that either can restart while containers keep running.
+A node has three processes under the supervisor: `node@NAME` holds the node's namespaces, and `containerd@NAME` and
+`kubelet@NAME` run in them, so either can restart while containers keep running.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class NodeRunner:
     def prepare(
         self, record: NodeRecord, *, authority: CertificateAuthority, system: SystemPrograms, images: list[Path]
     ) -> None:
-        """Make the node's namespaces, join them to the network and start containerd with its images.
+        """Create the node's namespaces, join them to the network and start containerd with its images.
 
-        Needs no API server yet. Raises StartError, ClusterStateError where another cluster's pods live in its cgroup.
+        Needs no API server. Raises StartError, or ClusterStateError if another cluster's pods use its cgroup.
         """
         root = cgroup_root(self._cluster, record.name)
         if cgroups.process_count(root):
@@ -65,12 +65,12 @@ class NodeRunner:
         self._control.spawn(name, command, log=self._log(name), node=record.name, cwd=Path("/"))
 
     def wait_answering(self, name: str) -> None:
-        """Wait until a node's kubelet answers through the API server: its Node object alone may be old."""
+        """Wait until a node's kubelet answers through the API server, since its Node object may be stale."""
         path, process = f"/api/v1/nodes/{name}/proxy/healthz", f"kubelet@{name}"
         self._wait(process, process, lambda: self._api.get(path) == "ok", timeout_seconds=180)
 
     def wait_ready(self, name: str, *, timeout_seconds: float = 240.0) -> None:
-        """Wait until pods may be placed on the node. Raises StartError with the end of kubelet's log."""
+        """Wait until the node accepts pods. Raises StartError with the end of kubelet's log."""
 
         def ready() -> bool:
             node = self._api.get(f"/api/v1/nodes/{name}")
@@ -81,7 +81,7 @@ class NodeRunner:
         self._wait(f"node {name}", f"kubelet@{name}", ready, timeout_seconds=timeout_seconds)
 
     def restart_kubelet(self, record: NodeRecord) -> None:
-        """End kubelet and start it again; containers keep running meanwhile. Returns when it knows its pods again."""
+        """Restart kubelet while containers keep running; return when kubelet lists its pods again."""
         name = f"kubelet@{record.name}"
         with suppress(ControlError):
             self._control.signal(name, "CONT")
@@ -94,7 +94,7 @@ class NodeRunner:
         self._wait(name, name, lambda: self._knows_its_pods(record.name), timeout_seconds=180)
 
     def stop(self, record: NodeRecord) -> None:
-        """Pull the plug: every process of the node ends at once, its Node object stays."""
+        """Kill every process of the node at once; its Node object stays."""
         name = f"node@{record.name}"
         with suppress(ControlError):
             self._control.signal(name, "KILL")
@@ -104,7 +104,7 @@ class NodeRunner:
         cgroups.remove(cgroup_root(self._cluster, record.name))
 
     def _knows_its_pods(self, node: str) -> bool:
-        """Whether kubelet lists every pod that the API server placed there; only of those it serves logs and exec."""
+        """True if kubelet lists all pods of the node; it serves logs and exec only for listed pods."""
         placed = self._api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={node}")
         listed = self._api.get(f"/api/v1/nodes/{node}/proxy/pods")
         uids = [{pod["metadata"]["uid"] for pod in answer["items"] or []} for answer in (placed, listed)]
@@ -125,7 +125,7 @@ class NodeRunner:
     def _start_containerd(self, files: NodeFiles, system: SystemPrograms) -> None:
         name, node = f"containerd@{files.record.name}", files.record.name
         libraries = {"LD_LIBRARY_PATH": str(system.runc_libraries)} if system.runc_libraries else {}
-        # containerd finds its shim, and CNI plugins and kubelet find ip and mount, through PATH.
+        # containerd finds its shim through PATH; CNI plugins and kubelet find ip and mount through it.
         path = f"{self._binaries['containerd'].parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         command = files.containerd_command(self._binaries)
         environment = {"PATH": path, **libraries}
@@ -137,7 +137,7 @@ class NodeRunner:
         self._wait(name, name, answers, timeout_seconds=180)
 
     def import_image(self, node: str, image: Path) -> None:
-        """Give a running node an image. Raises StartError with what containerd said."""
+        """Import an image on a running node. Raises StartError with containerd's message."""
         result = self._ctr(node, "images", "import", str(image))
         if result.returncode != 0:
             raise StartError(f"image {image.name}", problem=f"was refused by {node}", log_tail=result.stderr)

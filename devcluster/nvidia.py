@@ -1,8 +1,8 @@
-"""NVIDIA's container runtime on a node with simulated GPUs: its configuration and its list of devices.
+"""Configuration and device list of NVIDIA's container runtime on a node with simulated GPUs.
 
-Gives texts; starts and writes nothing. The runtime is the real one in the mode without a driver and libnvidia-container
-(CDI): it reads NVIDIA_VISIBLE_DEVICES from the container's environment and adds the device nodes listed under that
-name.
+Returns texts; starts and writes nothing. The real runtime runs in CDI mode, which needs no driver and no
+libnvidia-container: it reads NVIDIA_VISIBLE_DEVICES from the container's environment and adds the device nodes listed
+under that name.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from typing import Any, Final
 
 PROGRAMS: Final = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook")
 HANDLER: Final = "nvidia"
-"""The handler that deploy/runtimeclass.yaml names: the variable chooses the devices, for whoever runs under it."""
+"""Handler in deploy/runtimeclass.yaml: the variable selects the devices of every container that uses it."""
 STRICT_HANDLER: Final = "nvidia-strict"
-"""The same runtime told to believe the variable only in privileged containers."""
+"""The same runtime, set to honour the variable only in privileged containers."""
 KIND: Final = "nvidia.com/gpu"
 
 DEVICE_MAJOR: Final = 195
 CONTROL_MINOR: Final = 255
 CAPABILITIES_MAJOR: Final = 236
-"""Linux gives /dev/nvidia-caps any free number; here it is always this one."""
+"""Fixed major number of /dev/nvidia-caps; Linux assigns any free one."""
 _CAPABILITIES_PER_GPU: Final = 16
 
 
 class NvidiaRuntime(StrEnum):
-    """What a node's containerd makes of NVIDIA's runtime."""
+    """How a node's containerd uses NVIDIA's runtime."""
 
     NONE = ""
     HANDLER = "handler"
-    """A handler beside runc, which stays the default."""
+    """As an additional handler; runc stays the default."""
     DEFAULT = "default"
-    """The default for every container, as many installers leave it."""
+    """As the default for every container, which many installers set."""
 
 
 @dataclass(frozen=True, slots=True)
 class CdiDevice:
-    """What a name in NVIDIA_VISIBLE_DEVICES stands for: device nodes as (path, major, minor)."""
+    """Device nodes of a name in NVIDIA_VISIBLE_DEVICES, as (path, major, minor)."""
 
     names: tuple[str, ...]
     nodes: tuple[tuple[str, int, int], ...]
 
 
 def runtime_configuration(folder: Path, *, runc: Path, hook: Path, accept_variable: bool) -> str:
-    """The runtime's TOML; `folder` holds the list of devices."""
+    """Return the runtime's TOML; `folder` holds the device list."""
     accepted = str(accept_variable).lower()
     lines = [
         f"accept-nvidia-visible-devices-envvar-when-unprivileged = {accepted}",
@@ -64,12 +64,12 @@ def runtime_configuration(folder: Path, *, runc: Path, hook: Path, accept_variab
 
 
 def runtime_script(program: Path, *, configuration: Path) -> str:
-    """A program for containerd's BinaryName: the runtime with a configuration of its own."""
+    """Return a script for containerd's BinaryName that starts the runtime with its own configuration."""
     return f'#!/bin/sh\nexport NVIDIA_CTK_CONFIG_FILE_PATH="{configuration}"\nexec "{program}" "$@"\n'
 
 
 def handler_lines(table: str, *, program: Path) -> list[str]:
-    """The lines of containerd's configuration that make a handler of a program."""
+    """Return the lines of containerd's configuration that define a handler for a program."""
     return [
         f"[{table}]",
         "runtime_type = 'io.containerd.runc.v2'",
@@ -81,14 +81,14 @@ def handler_lines(table: str, *, program: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MountedDriver:
-    """What comes into a container with any device: files (path in the container -> path on the node), variables."""
+    """Added to every container with a device: files (path in the container -> path on the node) and variables."""
 
     files: Mapping[str, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def device_list(devices: Sequence[CdiDevice], driver: MountedDriver) -> str:
-    """A CDI file: every device under each of its names, and all of them together as `all`."""
+    """Return a CDI file: every device under each of its names, and all of them as `all`."""
     entries = [_entry(name, device.nodes) for device in devices for name in device.names]
     everything = dict.fromkeys(node for device in devices for node in device.nodes)
     if everything:
@@ -104,9 +104,9 @@ def device_list(devices: Sequence[CdiDevice], driver: MountedDriver) -> str:
 
 
 def cdi_devices(facts: Mapping[str, str]) -> tuple[CdiDevice, ...]:
-    """The devices of a machine by the facts of its mock: GPUs by index and uuid, of a split one its instances.
+    """Return a machine's devices from its mock's facts: GPUs by index and uuid, and instances of a split GPU.
 
-    A lost GPU has no entry, as a driver that cannot reach it makes none.
+    A lost GPU has no entry, as with a real driver.
     """
     found: list[CdiDevice] = []
     for index in range(int(facts["count"])):
@@ -123,7 +123,7 @@ def cdi_devices(facts: Mapping[str, str]) -> tuple[CdiDevice, ...]:
 
 
 def _instances(facts: Mapping[str, str], gpu: str, node: tuple[str, int, int], minor: int) -> list[CdiDevice]:
-    """An instance needs its GPU's node and the node of its capability."""
+    """Return the instances of a GPU; each needs the GPU's device node and that of its capability."""
     uuids = [facts.get(f"{gpu}.mig.{number}.uuid") for number in range(int(facts.get(f"{gpu}.mig_max", "0")))]
     index = gpu.rpartition(".")[2]
     found = []

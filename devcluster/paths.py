@@ -1,7 +1,7 @@
 """Folders of development clusters on this machine.
 
-There are two roots: the cache (binaries and images, kept between clusters, safe to delete) and the state (one folder
-per running cluster, removed with it).
+Two roots: the cache (binaries and images, kept between clusters, safe to delete) and the state (one folder per running
+cluster, removed with it).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ MODULES = Path(__file__).parent / "modules"
 
 
 def cache_root() -> Path:
-    """$ATOLL_CACHE, else atoll below the user's cache folder (XDG)."""
+    """Return $ATOLL_CACHE, or the folder atoll in the user's cache folder (XDG)."""
     return _root("ATOLL_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def state_root() -> Path:
-    """$ATOLL_STATE, else atoll below the user's state folder (XDG)."""
+    """Return $ATOLL_STATE, or the folder atoll in the user's state folder (XDG)."""
     return _root("ATOLL_STATE", "XDG_STATE_HOME", ".local/state")
 
 

@@ -1,7 +1,7 @@
-"""A simulated PCI tree: folders like the kernel's below /sys, with the bridges above each device.
+"""A simulated PCI tree: folders as in /sys, with the bridges above each device.
 
-It replaces /sys/bus/pci/devices, from which the agent reads which network adapters are near which GPUs; no GPU vendor's
-library has that.
+It replaces /sys/bus/pci/devices, where the agent reads which network adapters are near which GPUs; no GPU vendor's
+library reports that.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ INFINIBAND_CLASS = "0x020700"
 
 
 class PlayedPciTree:
-    """`devices` is what stands for /sys/bus/pci/devices."""
+    """A simulated tree; `devices` replaces /sys/bus/pci/devices."""
 
     def __init__(self, folder: Path) -> None:
-        """Play a tree in a folder, which may hold one already."""
+        """Use the tree in a folder; the folder may contain one already."""
         self._folder = folder
         self.devices = folder / "bus" / "pci" / "devices"
         self.devices.mkdir(parents=True, exist_ok=True)
@@ -31,8 +31,8 @@ class PlayedPciTree:
         function_of: str = "",
         driver: str = "nvidia",
     ) -> None:
-        """Add a device by its path: host bridge, bridges, device. rdma, network: its names as an adapter; function_of:
-        the adapter whose virtual function it is; driver: that of the kernel which drives it."""
+        """Add a device by its path: host bridge, bridges, device. rdma, network: names of an adapter; function_of:
+        adapter of a virtual function; driver: kernel driver."""
         place = self._folder / "devices" / "/".join(path)
         place.mkdir(parents=True, exist_ok=True)
         (place / "class").write_text(f"{kind}\n")
@@ -47,7 +47,7 @@ class PlayedPciTree:
         self._link(self.devices / path[-1], place)
 
     def below_switches(self, bus_ids: Sequence[str], groups: Sequence[Sequence[int]]) -> None:
-        """Put the GPUs of each group below a PCIe switch of their own, with an RDMA adapter: mlx5_0, mlx5_1, ..."""
+        """Put the GPUs of each group below their own PCIe switch, with an RDMA adapter: mlx5_0, mlx5_1, ..."""
         for number, group in enumerate(groups):
             domain = f"{number + 1:04x}"
             switch = (f"pci{domain}:00", f"{domain}:00:01.0", f"{domain}:01:00.0")

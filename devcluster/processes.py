@@ -1,4 +1,4 @@
-"""Supervisor's table of processes: starts, signals and forgets named processes, and notes their ends. Linux only."""
+"""The supervisor's process table: starts, signals and removes named processes, and records their exit. Linux only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from devcluster.errors import ControlError
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What to start: the whole environment, where input comes from and output goes, and inside which node, if any."""
+    """A process to start: whole environment, input, output, and the node to run in, if any."""
 
     name: str
     argv: Sequence[str]
@@ -30,7 +30,7 @@ class Start:
 
 @dataclass(slots=True)
 class Process:
-    """One named process; wrapped ones were started through nsenter, and only the child of that is the real one."""
+    """One named process; a wrapped one was started through nsenter, whose child is the real process."""
 
     name: str
     popen: subprocess.Popen[bytes]
@@ -39,7 +39,7 @@ class Process:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def real_pid(self) -> int:
-        """The process that was asked for, as seen by the supervisor; the wrapper where it has not started it yet."""
+        """Process id of the real process for the supervisor; of the wrapper until the real one has started."""
         children = self._children() if self.wrapped else []
         return children[0] if children else self.popen.pid
 
@@ -52,14 +52,14 @@ class Process:
 
 
 class ProcessTable:
-    """Starts processes, keeps them by name, learns of their ends from the supervisor's reaping."""
+    """Starts processes and keeps them by name; the supervisor reports their exit."""
 
     def __init__(self) -> None:
-        """An empty table."""
+        """Start with an empty table."""
         self._processes: dict[str, Process] = {}
 
     def spawn(self, start: Start) -> int:
-        """Start a process under a free name and give its process id. Raises ControlError where the name is in use."""
+        """Start a process under a free name; return its process id. Raises ControlError if the name is in use."""
         present = self._processes.get(start.name)
         if present is not None and present.exit_code is None:
             raise ControlError(f"process {start.name!r} runs already: stop it first")
@@ -72,7 +72,7 @@ class ProcessTable:
         return popen.pid
 
     def enter(self, node: str) -> list[str]:
-        """The command that runs another one inside a node; its first argument is the working folder."""
+        """Return the command prefix to run inside a node; its first argument is the working folder."""
         holder = self.get(f"node@{node}")
         if holder.exit_code is not None:
             raise ControlError(f"node {node!r} is stopped")
@@ -82,20 +82,20 @@ class ProcessTable:
         return ["nsenter", *flags, "--", "/bin/sh", "-c", 'cd "$0" && exec "$@"']
 
     def get(self, name: str) -> Process:
-        """The process of that name. Raises ControlError where there is none."""
+        """Return the process of that name. Raises ControlError if there is none."""
         if name not in self._processes:
             raise ControlError(f"no process {name!r}; there are: {', '.join(sorted(self._processes)) or 'none'}")
         return self._processes[name]
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to the real process. Raises ControlError where it has ended."""
+        """Send a signal to the real process. Raises ControlError if it has ended."""
         process = self.get(name)
         if process.exit_code is not None:
             raise ControlError(f"process {name!r} has ended with {process.exit_code}")
         pid = process.real_pid()
         os.kill(pid, number)
         if number == signal.SIGCONT and pid != process.popen.pid:
-            # nsenter stops itself together with its child and would never notice the child's end.
+            # nsenter stops together with its child and would never notice the child's exit.
             os.kill(process.popen.pid, number)
 
     def forget(self, name: str) -> None:
@@ -105,14 +105,14 @@ class ProcessTable:
         del self._processes[name]
 
     def reaped(self, pid: int, exit_code: int) -> None:
-        """Note the end of a child; orphans that were never ours are ignored."""
+        """Record the exit of a child; other orphans are ignored."""
         for process in self._processes.values():
             if process.popen.pid == pid and process.exit_code is None:
                 process.exit_code = process.popen.returncode = exit_code
                 process.ended.set()
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Every process: its id, whether it runs, its exit code (negative: the signal), its resident memory."""
+        """Return every process by name: id, running or not, exit code (negative: signal), resident memory in bytes."""
         return {name: _describe(process) for name, process in sorted(self._processes.items())}
 
 

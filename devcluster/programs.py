@@ -1,7 +1,7 @@
 """The programs of a development cluster, and the pinned Go module of each.
 
-Pure tables of (program, module folder, package, link flags) by Kubernetes version. The versions themselves are in
-modules/*/go.mod, under Go's own tools and checksums.
+Pure tables of (program, module folder, package, link flags) by Kubernetes version. modules/*/go.mod pin the versions,
+with Go's checksums.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _HELM = "helm.sh/helm/v4"
 _VERSITYGW = "github.com/versity/versitygw"
 _NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
 _NVIDIA_FLAGS = "-s -w -extldflags=-Wl,-z,lazy"
-"""It loads the driver's library when it needs it, not when it starts."""
+"""Lazy binding: the program loads the driver's library at its first use, not at start."""
 
 KUEUE = "sigs.k8s.io/kueue"
-"""The module of Kueue, which holds its manifests too."""
+"""Module of Kueue, which includes its manifests."""
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 CNI_PLUGINS = {"bridge": "main/bridge", "host-local": "ipam/host-local", "loopback": "main/loopback"}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program: file name, the module folder that pins it, its Go package, link flags, and whether it needs C."""
+    """One program: file name, module folder that pins it, Go package, link flags, and a flag for cgo."""
 
     name: str
     module: str
@@ -46,13 +46,13 @@ class Program:
 
 
 def kubernetes_versions(modules: Path = MODULES) -> dict[str, str]:
-    """Each Kubernetes version that can be built, with the folder of its module."""
+    """Return each Kubernetes version that can be built, with its module's folder."""
     folders = sorted(folder.name for folder in modules.glob("kubernetes-*"))
     return {required_version(modules / folder / "go.mod", of=_KUBERNETES): folder for folder in folders}
 
 
 def required_version(go_mod: Path, *, of: str) -> str:
-    """The version, without its v, that a go.mod requires of a module. Raises BuildError where it requires none."""
+    """Return the version of a module that a go.mod requires, without `v`. Raises BuildError if it requires none."""
     found = re.search(rf"^(?:require)?\s+{re.escape(of)} v(\S+)", go_mod.read_text(), re.MULTILINE)
     if found is None:
         raise BuildError(f"{go_mod} does not require {of}: restore the file from version control")
@@ -68,7 +68,7 @@ def programs_for(
     kueue: bool = False,
     modules: Path = MODULES,
 ) -> list[Program]:
-    """The programs of a cluster, in the order to build them. Raises BuildError for a version without a module."""
+    """Return a cluster's programs in build order. Raises BuildError for a version without a module."""
     folders = kubernetes_versions(modules)
     if kubernetes not in folders:
         raise BuildError(f"no module for Kubernetes {kubernetes!r}; there are: {', '.join(sorted(folders))}")
@@ -90,18 +90,18 @@ def programs_for(
 
 
 def helm_program(modules: Path = MODULES) -> Program:
-    """Helm, which no cluster is made of; what renders and installs the chart."""
+    """Return Helm, which renders and installs the chart; not part of a cluster."""
     version = required_version(modules / "helm" / "go.mod", of=_HELM)
     return Program("helm", "helm", f"{_HELM}/cmd/helm", f"-s -w -X {_HELM}/internal/version.version=v{version}")
 
 
 def s3_program() -> Program:
-    """An S3 server over a folder, which no cluster is made of; what tests of checkpoints write to."""
+    """Return an S3 server over a folder, for the checkpoint tests; not part of a cluster."""
     return Program("versitygw", "s3", f"{_VERSITYGW}/cmd/versitygw")
 
 
 def kubernetes_link_flags(version: str) -> str:
-    """Link flags that stamp the version; without them every client sees v0.0.0-master."""
+    """Return link flags that set the version; without them clients see v0.0.0-master."""
     major, minor = version.split(".")[:2]
     facts = {
         "gitVersion": f"v{version}",

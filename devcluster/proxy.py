@@ -1,8 +1,8 @@
-"""TCP relays to a cluster's API server: from a socket of the host, and from the address that its pods are told.
+"""TCP relays to a cluster's API server, from a socket of the host and from the Service address that pods use.
 
-A listening socket stays in the network namespace in which it was made. The owner opens one on the host's loopback
-address and hands it to the supervisor inside, which accepts there and connects here. Bytes go through untouched: TLS is
-between the client and the API server.
+A listening socket stays in the network namespace that created it. The owner opens one on the host's loopback address
+and passes it to the supervisor, which accepts connections of the host and connects inside the cluster. Bytes pass
+unchanged: TLS is between the client and the API server.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 
 _CHUNK_BYTES = 1 << 16
 _IP_FREEBIND = 15
-"""Linux's option, which Python's socket module does not name."""
+"""Option of Linux that Python's socket module does not define."""
 
 
 def early_listener(host: str, port: int) -> socket.socket:
-    """A listening socket on an address that may come up later."""
+    """Return a listening socket on an address that may not exist yet."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
@@ -27,7 +27,7 @@ def early_listener(host: str, port: int) -> socket.socket:
 
 
 async def relay(listener: socket.socket, *, host: str, port: int) -> asyncio.Server:
-    """Accept on the listener until the server is closed; each connection gets one of its own to host:port."""
+    """Relay every connection on the listener to host:port until the server is closed."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -43,7 +43,7 @@ async def relay(listener: socket.socket, *, host: str, port: int) -> asyncio.Ser
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Copy until the source ends, then end the target's side too; a broken connection is an end like any other."""
+    """Copy until the source ends or breaks, then close the target."""
     with contextlib.suppress(OSError):
         while chunk := await source.read(_CHUNK_BYTES):
             target.write(chunk)

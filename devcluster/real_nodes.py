@@ -1,7 +1,7 @@
-"""The real nodes of one cluster together: numbers them, starts them side by side, finds them by name.
+"""Real nodes of one cluster: numbers them, starts them in parallel, finds them by name.
 
-Their record on disk is written before anything else of a node, so that a sweep of a killed cluster finds all of it. One
-node's steps are in node_runner.py.
+The record on disk is written before anything else of a node, so a sweep of a killed cluster finds everything.
+node_runner.py has the steps of one node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIDE_BY_SIDE_MAX = 8
 
 
 class RealNodes:
-    """The nodes of one cluster."""
+    """Real nodes of one cluster."""
 
     def __init__(self, cluster: str, layout: Layout, *, control: Control, api: AdminApi) -> None:
         """Work through the cluster's supervisor and API server."""
@@ -39,11 +39,11 @@ class RealNodes:
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:
-        """The nodes in the order they were added, by whomever, stopped ones included."""
+        """All nodes in the order they were added, including stopped ones."""
         return state.read_record(self._layout.folder).nodes
 
     def find(self, name: str) -> NodeRecord:
-        """One node. Raises ClusterStateError naming those there are."""
+        """Return one node's record. Raises ClusterStateError with the names that exist."""
         for record in self.records:
             if record.name == name:
                 return record
@@ -51,13 +51,13 @@ class RealNodes:
         raise ClusterStateError(f"no node {name!r} in cluster {self._cluster!r}; there are: {names}")
 
     def runner(self, binaries: Binaries) -> NodeRunner:
-        """The steps of single nodes, with these programs."""
+        """Return the runner of single nodes with these programs."""
         return NodeRunner(self._cluster, self._layout, control=self._control, api=self._api, binaries=binaries)
 
     def prepare(
         self, specs: Sequence[DevNodeSpec], *, binaries: Binaries, authority: CertificateAuthority, report: Report
     ) -> list[NodeRecord]:
-        """Everything that needs no API server yet. Raises ClusterStateError for names that are bad or in use."""
+        """Prepare nodes as far as possible without an API server. Raises ClusterStateError for bad or used names."""
         if not specs:
             return []
         records = self._enlist(specs)
@@ -81,7 +81,7 @@ class RealNodes:
         return records
 
     def start_kubelets(self, records: Sequence[NodeRecord], *, binaries: Binaries) -> None:
-        """Start the kubelets of prepared nodes and wait until pods may be placed on all of them."""
+        """Start the kubelets of prepared nodes and wait until all accept pods."""
         runner = self.runner(binaries)
         for record in records:
             runner.start_kubelet(record)

@@ -1,7 +1,7 @@
 """Files of a running cluster on disk, and their removal.
 
-One folder per cluster below the state root: cluster.json (the record), control.sock, lock, logs, and the data of its
-parts. The supervisor holds the lock while it lives, so a free lock means a dead cluster: process ids are not trusted.
+Each cluster has one folder in the state root: cluster.json (the record), control.sock, lock, logs, and the data of its
+parts. The supervisor holds the lock while it runs, so a free lock means a dead cluster; process ids are not used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node of a running cluster: its number decides address and pod network."""
+    """A node of a running cluster; its number determines address and pod network."""
 
     name: str
     profile: str
@@ -41,7 +41,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """Everything needed to attach to a running cluster."""
+    """Data needed to attach to a running cluster."""
 
     name: str
     kubernetes: str
@@ -52,19 +52,19 @@ class ClusterRecord:
 
 
 def check_name(name: str, *, what: str) -> str:
-    """The name, if it can be part of cgroups, file names and objects. Raises ClusterStateError with the rule."""
+    """Return the name if it is valid in cgroups, file names and objects. Raises ClusterStateError with the rule."""
     if not _NAME.fullmatch(name):
         raise ClusterStateError(f"{what} name {name!r} is not 1 to 24 characters out of a-z, 0-9 and inner dashes")
     return name
 
 
 def cluster_folder(name: str) -> Path:
-    """The folder of a cluster, whether or not it exists."""
+    """Return a cluster's folder, which may not exist."""
     return state_root() / check_name(name, what="cluster")
 
 
 def socket_path(folder: Path) -> Path:
-    """The control socket of a cluster. Raises ClusterStateError where the kernel could not take so long a path."""
+    """Return the path of a cluster's control socket. Raises ClusterStateError if it is too long for the kernel."""
     path = folder / "control.sock"
     if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
         raise ClusterStateError(f"{path} exceeds {_SOCKET_PATH_BYTES_MAX} bytes: set ATOLL_STATE to a shorter folder")
@@ -72,9 +72,9 @@ def socket_path(folder: Path) -> Path:
 
 
 def claim_folder(name: str) -> tuple[Path, IO[str]]:
-    """Make the folder of a new cluster and lock it. Raises ClusterStateError where one of that name exists.
+    """Create and lock the folder of a new cluster. Raises ClusterStateError if one of that name exists.
 
-    The lock belongs to whoever inherits the open file, and ends with the last of them.
+    Every process that inherits the open file holds the lock; it is released when the last one ends.
     """
     folder = cluster_folder(name)
     socket_path(folder)
@@ -83,7 +83,7 @@ def claim_folder(name: str) -> tuple[Path, IO[str]]:
             folder.mkdir(mode=0o700)
         except FileExistsError:
             raise ClusterStateError(
-                f"cluster {name!r} is running already: stop it first, `atoll dev down {name}`"
+                f"cluster {name!r} is running already: stop it with `atoll dev down {name}` first"
             ) from None
         lock = (folder / "lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,14 +91,14 @@ def claim_folder(name: str) -> tuple[Path, IO[str]]:
 
 
 def write_record(folder: Path, record: ClusterRecord) -> None:
-    """Write the record whole or not at all."""
+    """Write the record atomically."""
     unfinished = folder / ".cluster.json"
     unfinished.write_text(json.dumps(asdict(record), indent=1))
     unfinished.rename(folder / "cluster.json")
 
 
 def read_record(folder: Path) -> ClusterRecord:
-    """The record of a cluster. Raises ClusterStateError where there is none."""
+    """Read a cluster's record. Raises ClusterStateError if there is none."""
     try:
         fields: dict[str, Any] = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
@@ -108,12 +108,12 @@ def read_record(folder: Path) -> ClusterRecord:
 
 
 def cgroup_root(cluster: str, node: str) -> str:
-    """The cgroup below which everything of a node's pods lives."""
+    """Return the cgroup that contains all pods of a node."""
     return f"/atoll-{cluster}-{node}"
 
 
 def running_clusters() -> list[ClusterRecord]:
-    """The clusters whose supervisor lives."""
+    """Return the clusters whose supervisor runs."""
     found = []
     for folder in _folders():
         with contextlib.suppress(ClusterStateError):
@@ -123,7 +123,7 @@ def running_clusters() -> list[ClusterRecord]:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether somebody holds the cluster's lock."""
+    """True if a process holds the cluster's lock."""
     try:
         with (folder / "lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +135,7 @@ def is_alive(folder: Path) -> bool:
 
 
 def sweep() -> list[str]:
-    """Remove what clusters left whose supervisor was killed; give their names."""
+    """Remove the leftovers of clusters whose supervisor was killed; return their names."""
     swept = []
     with _root_lock(state_root()):
         for folder in _folders():
@@ -146,7 +146,7 @@ def sweep() -> list[str]:
 
 
 def remove_cluster_folder(folder: Path) -> None:
-    """Remove a dead cluster's cgroups, then its folder, which names the cgroups: a later sweep tries again."""
+    """Remove a dead cluster's cgroups, then its folder; the folder names the cgroups, so a later sweep can retry."""
     nodes: tuple[NodeRecord, ...] = ()
     with contextlib.suppress(ClusterStateError):
         nodes = read_record(folder).nodes
@@ -162,7 +162,7 @@ def _folders() -> list[Path]:
 
 @contextmanager
 def _root_lock(root: Path) -> Iterator[None]:
-    """One at a time claims or sweeps below the root, or a sweep could meet a folder that is being claimed."""
+    """Allow one claim or sweep at a time, so that a sweep never removes a folder that is being claimed."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(root, os.O_RDONLY)
     try:

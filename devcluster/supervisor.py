@@ -1,10 +1,10 @@
-"""The first process inside the namespaces of a cluster: owns every other process there.
+"""First process in a cluster's namespaces; owns every other process there.
 
-In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, disown, stop). Out: one
-JSON line for each. It restarts nothing. It ends, with all other processes, on request or when its owner's end of a pipe
-closes, unless the owner has disowned it; then it also removes the folder and the cgroups.
+It answers each JSON line on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, disown, stop)
+with one JSON line. It restarts nothing. It ends with all other processes on request, or when its owner's end of a pipe
+closes unless the owner has disowned it; then it also removes the folder and the cgroups.
 
-As process 1 of its own process namespace it reaps orphans, and the kernel kills all others when it dies.
+As process 1 of its process namespace it reaps orphans, and the kernel kills all other processes when it dies.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LINE_BYTES_MAX = 1 << 20
 
 
 class Supervisor:
-    """Answers requests until it is told to stop."""
+    """Answers requests until stopped."""
 
     def __init__(self, owner: int) -> None:
-        """No process yet; owner is the pipe whose end means that the owner has died."""
+        """Start without processes. `owner` is the read end of a pipe; end of file means that the owner has ended."""
         self._table = ProcessTable()
         self._owner = owner
         self.stopping = asyncio.Event()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client: one answer per line, until it hangs up."""
+        """Serve one client: one answer per line, until it disconnects."""
         with contextlib.suppress(OSError, ValueError):
             while line := await reader.readline():
                 answer = await self._answer(line)
@@ -47,7 +47,7 @@ class Supervisor:
         writer.close()
 
     def reap(self) -> None:
-        """Collect every child that has ended, orphans of others included."""
+        """Reap every child that has ended, including adopted orphans."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -92,7 +92,7 @@ class Supervisor:
 
 
 async def supervise(folder: Path, *, listeners: Sequence[socket.socket], owner: int, server: tuple[str, int]) -> None:
-    """Serve until told to stop or orphaned; every listener leads to the API server."""
+    """Serve until stopped or until the owner ends; relay every listener to the API server."""
     supervisor = Supervisor(owner)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, supervisor.reap)
@@ -110,7 +110,7 @@ async def supervise(folder: Path, *, listeners: Sequence[socket.socket], owner: 
 
 
 def end_everything() -> None:
-    """Kill every process of this namespace and of those nested in it, and wait until the last one is gone."""
+    """Kill every process of this namespace and of nested ones, and wait until all are gone."""
     if os.getpid() == 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -125,14 +125,16 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def main() -> None:
-    """Take over the descriptors that the owner passed and supervise."""
+    """Take over the descriptors that the owner passed, then supervise."""
     parser = argparse.ArgumentParser(description="supervise the processes of one development cluster")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--listener", type=int, required=True, help="descriptor of a listening socket of the host")
-    parser.add_argument("--lock", type=int, required=True, help="descriptor of the locked file, held while this lives")
+    parser.add_argument(
+        "--lock", type=int, required=True, help="descriptor of the locked file, held while the supervisor runs"
+    )
     parser.add_argument("--owner", type=int, required=True, help="descriptor of a pipe that the owner holds open")
     parser.add_argument("--server", type=_address, required=True, help="address:port of the API server inside")
-    parser.add_argument("--service", type=_address, required=True, help="address:port where pods look for it")
+    parser.add_argument("--service", type=_address, required=True, help="address:port of the Service that pods use")
     options = parser.parse_args()
     listeners = (socket.socket(fileno=options.listener), proxy.early_listener(*options.service))
     asyncio.run(supervise(options.folder, listeners=listeners, owner=options.owner, server=options.server))

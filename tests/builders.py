@@ -1,7 +1,7 @@
-"""Pods, reports, Leases and claims as tests need them: JSON for a real API server, thin objects for pure code.
+"""Builders of pods, reports, Leases and claims: JSON for a real API server, thin objects for pure code.
 
-Every builder has a default for whatever a test does not care about. A thin object is always decoded from the JSON, so
-that a test cannot hold an object that the API server would never send.
+Every field has a default. Thin objects are always decoded from the JSON, so a test cannot have an object that the API
+server would never send.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def pod_json(
     labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a pod. `gpus`: a count for the first container, or a count per container; None for a pod without."""
+    """Return a pod. `gpus`: a count for the first container, or a count per container; None for a pod without GPUs."""
     counts = gpus if isinstance(gpus, Mapping) else {} if gpus is None else {containers[0]: gpus}
     claim_keys = {} if claim is None else {names.CLAIM: claim.metadata.name, names.CLAIM_UID: claim.metadata.uid}
     allocated = {} if allocation is None else allocation_annotations(allocation, ())
@@ -75,12 +75,12 @@ def pod_json(
 
 
 def make_pod(name: str = "p", **options: Any) -> Pod:
-    """Return a pod as the mirror holds it; options as for `pod_json`."""
+    """Return a pod as the mirror stores it; options as for `pod_json`."""
     return decode_pod(orjson.dumps(pod_json(name, **options)))
 
 
 def creatable(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod as a user may POST it: without what only the server sets, and runnable for all it checks."""
+    """Return the pod as a user can POST it: without fields that only the server sets, and valid for the server."""
     metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "annotations")}
     containers = [{**container, "image": "localhost/pause:1"} for container in pod["spec"]["containers"]]
     return {**pod, "metadata": metadata, "spec": {**pod["spec"], "containers": containers}, "status": {}}
@@ -95,7 +95,7 @@ def _container(container: Mapping[str, Any], counts: Mapping[str, int], resource
 
 
 def claim_json(name: str = "c", *, namespace: str = "team", uid: str | None = None, **devices: Any) -> dict[str, Any]:
-    """Return a GpuClaim; `devices` are its fields by their names on the wire. `spec` may add to them."""
+    """Return a GpuClaim; `devices` are JSON fields of spec.devices, `spec` adds other fields of the spec."""
     extra = devices.pop("spec", {})
     return {
         "apiVersion": names.API_VERSION,
@@ -125,9 +125,9 @@ def report_json(
     devices: Mapping[int, Mapping[str, Any]] | None = None,
     status: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the report of a known machine. `ids` by position, everything else by device id.
+    """Return the report of a known machine. `ids` is by position, everything else by device id.
 
-    `devices` overrides fields of single devices by their names on the wire, `status` those of the report.
+    `devices` overrides JSON fields of single devices, `status` JSON fields of the report.
     """
     known = known_machine(profile)
     geometry = known.machine
@@ -184,12 +184,12 @@ def make_devices(node: str = "n1", profile: str = "dgx1-v100", **options: Any) -
 
 
 def make_allocation(node: str, *ids: int) -> Allocation:
-    """Return the allocation of these device ids, with the uuids that `make_report` gives them."""
+    """Return the allocation of these device ids, with the uuids of `make_report`."""
     return Allocation(node, ids, tuple(uuid_of(node, number) for number in ids))
 
 
 def make_reservation(node: str = "n1", *, holder: Holder | None = None, attempt: str = "token") -> Reservation:
-    """Return what a bind attempt reserves for."""
+    """Return the reservation of a bind attempt."""
     return Reservation(
         node=node,
         node_uid=f"uid-of-{node}",

@@ -1,4 +1,4 @@
-"""Fixtures that several folders share."""
+"""Fixtures of several folders, and the order of end-to-end tests."""
 
 import logging
 import os
@@ -12,28 +12,28 @@ import structlog
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# A shell that runs the tests in the background has SIGINT ignored, and every process that a test starts would inherit
-# that and outlive the interrupt that the test sends it.
+# A shell that runs the tests in the background ignores SIGINT. Processes of a test would inherit that and survive the
+# interrupt that the test sends.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What everybody runs must judge the change, not the day: properties draw the same examples every time. `make test-long`
-# searches, with `--hypothesis-profile=search`: other examples at each run, ten times as many. Neither has deadlines.
+# Results must depend only on the code, so properties use the same examples at every run. `make test-long` searches with
+# ten times as many random examples (`--hypothesis-profile=search`). Neither has deadlines.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None)
 settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent
 OWN_NODES = ("tests/devcluster", "tests/agent", "tests/e2e/test_as_pods.py")
-"""End-to-end tests that start nodes of their own and end them."""
+"""End-to-end tests that start and stop their own nodes."""
 MACHINE_ROOM = tuple(f"tests/e2e/test_{name}.py" for name in ("amd", "cordon", "hardware_chain", "isolation"))
 CONTROL_PLANE = ("tests/e2e/test_jobs.py", "tests/extender", "tests/kube", "tests/agent/test_mass_start.py")
-"""Those that share the fixtures `machine_room` and `control_plane`."""
+"""Tests that share the fixtures `machine_room` and `control_plane`."""
 E2E_SECONDS = 900
-"""An end-to-end test's share may include the start of its cluster; the waits inside of it are bounded by themselves."""
+"""Timeout in seconds of an end-to-end test, which may include the start of its cluster; waits inside have their own."""
 
 
 def cluster_of(nodeid: str) -> str:
-    """Return which cluster an end-to-end test shares with others: those of a folder have one, but for some modules."""
+    """Return the cluster that an end-to-end test shares: one per folder, except for some modules."""
     path = nodeid.partition("::")[0]
     if path.startswith(CONTROL_PLANE):
         return "control plane"
@@ -43,11 +43,11 @@ def cluster_of(nodeid: str) -> str:
 
 
 ORDER = ("tests/e2e", "machine room", "control plane", "tests/deploy")
-"""The clusters whose tests take longest, in this order."""
+"""Clusters with the longest tests, longest first."""
 
 
 def place_of(item: pytest.Item) -> tuple[int, bool]:
-    """Order the clusters, and the tests that end their nodes before those that keep them till the end of the run."""
+    """Sort key: the order of clusters; tests that stop their nodes come before tests that keep them until the end."""
     if not item.get_closest_marker("e2e"):
         return -1, False
     cluster = cluster_of(item.nodeid)
@@ -55,7 +55,7 @@ def place_of(item: pytest.Item) -> tuple[int, bool]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the end-to-end tests, and give those the time that a machine several times slower needs that name none."""
+    """Sort the end-to-end tests; set a default timeout that suits a machine several times slower."""
     items.sort(key=place_of)
     for item in (item for item in items if item.get_closest_marker("e2e")):
         if not item.get_closest_marker("timeout"):
@@ -66,10 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests of one cluster run in one process, the longest first; whichever process has ended its own takes the next.
+    """Runs the tests of one cluster in one process, longest first; a process that is done takes the next cluster.
 
-    A node takes about ten of the 128 inotify instances that Linux gives a user. At most eight nodes run at a time: the
-    four of the installation in one process, in the other those of one test module or the three of the machine room.
+    A node needs about ten of the 128 inotify instances that Linux allows a user. At most eight nodes run at a time: the
+    four of the installation in one process, those of one test module or of the machine room in the other.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -77,16 +77,16 @@ class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ClusterScheduling | None:
-    """Part the tests so for `--dist loadscope`, with which `make test-e2e` runs them."""
+    """Use this scheduler for `--dist loadscope`, as in `make test-e2e`."""
     if config.getvalue("dist") != "loadscope":
         return None
-    config.option.loadscopereorder = False  # by the number of tests, which says nothing here
+    config.option.loadscopereorder = False  # no reordering by number of tests, which does not predict the duration
     return ClusterScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
 def logs_of_one_test() -> Iterator[None]:
-    """End a test's log configuration with the test: its stream is closed then, and whoever logs next would fail."""
+    """Reset the log configuration after each test: its stream is closed, so later logs would fail."""
     handlers, level = list(logging.root.handlers), logging.root.level
     yield
     structlog.reset_defaults()
@@ -97,10 +97,10 @@ def logs_of_one_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[Path]:
-    """Administrator's kubeconfig of a real control plane without nodes, with Atoll's CRDs and namespaces.
+    """Yield the administrator's kubeconfig of a real control plane without nodes, with Atoll's CRDs and namespaces.
 
-    `ATOLL_E2E_KUBECONFIG` names a cluster of the user's own instead, which the tests may fill and change. Tests share
-    it: they name their objects so that they do not meet, and remove them. Under xdist every worker has one of its own.
+    `ATOLL_E2E_KUBECONFIG` selects an existing cluster instead, which tests may change. Tests share the cluster: they
+    use unique object names and remove their objects. Under xdist every worker has its own.
     """
     if given := os.environ.get("ATOLL_E2E_KUBECONFIG"):
         yield Path(given)

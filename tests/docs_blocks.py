@@ -1,7 +1,7 @@
-"""The command blocks of README and docs/: which there are, and why some are not run.
+"""The command blocks of README and docs/, and the reasons why some are not run.
 
-A block is fenced and marked `sh`. It is run by tests/e2e/test_docs.py, unless a comment right above it says why not:
-`<!-- not run here: REASON -->`, which no reader of the page sees.
+A block is fenced and marked `sh`. tests/e2e/test_docs.py runs it, unless a hidden comment right above it says why not:
+`<!-- not run here: REASON -->`.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""The tests behind what docs/gangs.md and docs/ledger.md say, by how each paragraph, point or row begins.
+"""Tests of the statements in docs/gangs.md and docs/ledger.md, by the start of each paragraph, point or row.
 
-`tests/test_page_claims.py` reads the pages: what is said there stands here with tests that exist, or fails. NO_CLAIM:
-an introduction, a pointer, or the reader's own task, which promises nothing of Atoll.
+`tests/test_page_claims.py` fails if a statement of the pages is missing here, or if its tests do not exist. NO_CLAIM:
+an introduction, a pointer, or the reader's own task, which is no promise of Atoll.
 """
 
 from typing import Final

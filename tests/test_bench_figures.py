@@ -1,4 +1,4 @@
-"""Promises of the benchmarks' arithmetic: a number in a table is what its label says."""
+"""Arithmetic of the benchmarks: a number in a table matches its label."""
 
 import json
 

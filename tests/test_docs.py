@@ -1,4 +1,4 @@
-"""Promises of the documentation: its site builds, its commands exist, generated pages are current, alerts explained."""
+"""The documentation: the site builds, commands exist, generated pages are current, alerts are explained."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Promises of the logs: a line about a pod carries its uid, a line of a bind its attempt, and messages are constant."""
+"""Logs: a line about a pod has its uid, a line of a bind its attempt, and messages are constant."""
 
 import ast
 from collections.abc import Iterator

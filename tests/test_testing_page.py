@@ -1,4 +1,4 @@
-"""docs/testing.md agrees with the code: every test that it names exists, and every situation names one."""
+"""docs/testing.md agrees with the code: every named test exists, and every case names one."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Style checks of the repository: sizes that only shrink, tests that promise something, pages with one title."""
+"""Style checks of the repository: sizes that only shrink, tests with a stated promise, pages with one title."""
 
 import ast
 import gc

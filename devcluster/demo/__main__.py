@@ -35,16 +35,18 @@ NODES = (
     DevNodeSpec("grace", profile="gb200-tray"),
 )
 AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "reversed")
-"""Drivers number GPUs anew at every boot; on machines where index and id agree, taking one for the other would pass."""
+"""Reversed, so that index and device id differ: a mix-up of the two fails. Drivers renumber GPUs at every boot."""
 ATOLL = Path(sys.executable).with_name("atoll")
 INTERRUPTED = 130
 PLAY_MINUTES = 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse the command line and perform; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m devcluster.demo", description="Atoll at work, on this machine.")
-    parser.add_argument("--keep", action="store_true", help="leave the cluster running and say how to reach it")
+    """Parse the command line and run the demo; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m devcluster.demo", description="Show Atoll at work on this machine."
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the cluster running and print how to reach it")
     parser.add_argument("--name", default="demo", help="name of the cluster (default: %(default)s)")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) -> int:
-    """Start a cluster, play the scenes on it, and return the exit status."""
+    """Start a cluster and play the scenes on it; return the exit status."""
     stage = Terminal()
     try:
         check_machine(real_nodes=True)
@@ -75,7 +77,7 @@ def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) 
 
 
 def _start_and_play(stage: Terminal, name: str, *, keep: bool, scenes: Sequence[Scene]) -> str:
-    """Return the summary. The cluster ends, unless it was to be kept and at most an expectation failed."""
+    """Play the scenes; return the summary. With `keep` the cluster stays, even if a promise failed."""
     with ExitStack() as owned:
         with stage.step(f"control plane and four nodes: {', '.join(node.name for node in NODES)}") as report:
             cluster = DevCluster.start(name, nodes=NODES, scheduler=False, persistent=keep, report=report)
@@ -94,7 +96,7 @@ def _start_and_play(stage: Terminal, name: str, *, keep: bool, scenes: Sequence[
 
 
 def _remove(stage: Terminal, cluster: DevCluster) -> None:
-    with stage.step("everything is removed"):
+    with stage.step("cluster and files are removed"):
         cluster.stop()
 
 
@@ -116,7 +118,7 @@ def _play(stage: Terminal, cluster: DevCluster, scenes: Sequence[Scene]) -> str:
 
 
 def parts_by_account(parts: Iterable[AtollPart]) -> dict[str, list[str]]:
-    """Group the parts by the account they run as."""
+    """Group the names of parts by ServiceAccount."""
     accounts: dict[str, list[str]] = {}
     for part in parts:
         accounts.setdefault(part.account, []).append(part.name)
@@ -125,15 +127,15 @@ def parts_by_account(parts: Iterable[AtollPart]) -> dict[str, list[str]]:
 
 
 def how_to_go_on(name: str, *, kubectl: Path, kubeconfig: Path) -> tuple[str, ...]:
-    """Return what to type on a cluster that was kept."""
+    """Return commands to try on a cluster that was kept."""
     return (
-        "The cluster runs on. Try:",
+        "The cluster keeps running. Try:",
         f"  export KUBECONFIG={kubeconfig}",
         f"  export PATH={kubectl.parent}:$PATH",
         "  kubectl get gns                            # the machines",
-        f"  kubectl get gclaim,pods -n {NAMESPACE} -o wide     # who asked for what, and where it runs",
-        f"  kubectl describe pod -n {NAMESPACE} third          # annotations and events: which GPUs, and why",
-        f"  kubectl logs -n {NAMESPACE} third                  # what its container sees",
+        f"  kubectl get gclaim,pods -n {NAMESPACE} -o wide     # claims, pods and their nodes",
+        f"  kubectl describe pod -n {NAMESPACE} third          # annotations and events: its GPUs and why",
+        f"  kubectl logs -n {NAMESPACE} third                  # GPUs that its container sees",
         "  kubectl get leases -n atoll-system -l gpu.scheduling/lease=gpu",
         f"  {ATOLL} audit",
         f"  {ATOLL} dev logs controllers --name {name} -f",
@@ -142,7 +144,7 @@ def how_to_go_on(name: str, *, kubectl: Path, kubeconfig: Path) -> tuple[str, ..
 
 
 def _save_logs(cluster: DevCluster) -> Path:
-    """Copy the logs out of a cluster that is about to end; return the folder."""
+    """Copy the logs of a cluster before it ends; return the folder."""
     folder = Path(tempfile.mkdtemp(prefix=f"atoll-{cluster.name}-logs-"))
     shutil.copytree(cluster.layout.logs, folder, dirs_exist_ok=True)
     return folder

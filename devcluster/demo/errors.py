@@ -1,4 +1,4 @@
-"""What ends the demo early: something that should have come true and did not."""
+"""The error that ends the demo early."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from devcluster.errors import DevclusterError
 
 
 class ExpectationFailed(DevclusterError):
-    """A promise was seen broken, or something promised did not come in time."""
+    """A promise is broken, or an expected state did not come in time."""
 
     def __init__(self, what: str, *, process: str) -> None:
-        """Say what was expected or found, and keep the process whose log tells more."""
+        """Keep what was expected or found, and the process whose log has details."""
         super().__init__(what)
         self.process = process

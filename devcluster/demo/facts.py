@@ -1,7 +1,7 @@
 """Rows of the demo's tables.
 
-Pure: makes frozen rows of pods, Leases, reports and containers' output. The pod's annotations give the promised GPUs,
-the container's own output the visible ones, as device ids by the agent's report, so that a row compares two sources.
+Pure: computes frozen rows from pods, Leases, reports and containers' output. Promised GPUs come from the pod's
+annotations, visible ones from the container's output; both become device ids through the agent's report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"\b(CUDA|NVIDIA)(?:_VISIBLE_DEVICES)?=(\S*)")
 
 @dataclass(frozen=True, slots=True)
 class DemoSnapshot:
-    """The cluster as three lists showed it, one after another."""
+    """Pods, Leases and reports, listed one after another."""
 
     pods: tuple[Pod, ...]
     leases: tuple[Lease, ...]
@@ -36,7 +36,7 @@ class DemoSnapshot:
 
     @property
     def records(self) -> tuple[LeaseRecord, ...]:
-        """Return what the GPU Leases say. Raises MalformedValue for one that nobody can read."""
+        """Parse the GPU Leases. Raises MalformedValue for an unreadable one."""
         kinds = ((lease, lease.metadata.labels.get(names.LEASE_KIND_LABEL)) for lease in self.leases)
         return tuple(parse_lease(lease) for lease, kind in kinds if kind == names.LEASE_KIND_GPU)
 
@@ -51,7 +51,7 @@ class DemoSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """One node: its product, its islands with their device ids, and the driver's index of each id in their order."""
+    """One node: product, islands as device ids, and the driver's index of each device id in order."""
 
     node: str
     product: str
@@ -60,7 +60,7 @@ class MachineRow:
 
 
 class Progress(StrEnum):
-    """How far a container is; the last two are verdicts."""
+    """State of a container; the last two are verdicts."""
 
     WAITING = "waits"
     STARTING = "starts"
@@ -72,7 +72,8 @@ class Progress(StrEnum):
 class PodRow:
     """One container that was promised GPUs, or one pod that has none yet.
 
-    `promised` and `saw` are device ids, `saw` None until the container printed; `indices` is its output in numbers.
+    `promised` and `saw` are device ids; `saw` is None until the container has printed. `indices` are the numbers it
+    printed.
     """
 
     pod: str
@@ -87,7 +88,7 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class FreeGpus:
-    """GPUs of one node that nobody holds."""
+    """Free GPUs of one node."""
 
     node: str
     model: str
@@ -95,7 +96,7 @@ class FreeGpus:
 
 
 def parse_printed(log: str, *, pod_uid: str, container: str) -> Printed | None:
-    """Read the values a container printed last, as `CUDA_VISIBLE_DEVICES=...` and the like; None before it has."""
+    """Parse the last variables that a container printed, such as `CUDA_VISIBLE_DEVICES=...`; None if there are none."""
     values = dict(_VARIABLE.findall(log))
     if "CUDA" not in values:
         return None
@@ -129,7 +130,7 @@ def _machine_row(node: str, devices: Sequence[Device]) -> MachineRow:
 def pod_rows(
     pods: Iterable[Pod], reports: Iterable[GpuNodeStatus], printed: Mapping[tuple[str, str], Printed]
 ) -> tuple[PodRow, ...]:
-    """Return the rows of the pods in their order; a pod without GPUs yet has one row. Raises MalformedValue."""
+    """Return rows in the order of the pods; a pod without GPUs has one row. Raises MalformedValue."""
     devices = {report.metadata.name: report.status.devices for report in reports if report.status is not None}
     rows: list[PodRow] = []
     for pod in pods:
@@ -147,20 +148,20 @@ def pod_rows(
 
 
 def told_containers(pod: Pod) -> dict[str, tuple[str, ...]]:
-    """Return the containers of a bound pod with the uuids that each was promised, none for some."""
+    """Return the containers of a bound pod and the uuids promised to each, which may be none."""
     prefix = names.CONTAINER_UUIDS_PREFIX
     entries = sorted(pod.metadata.annotations.items())
     return {key.removeprefix(prefix): _entries(value) for key, value in entries if key.startswith(prefix)}
 
 
 def is_printed(pod: Pod, printed: Mapping[tuple[str, str], Printed]) -> bool:
-    """Tell whether the pod was promised GPUs and every container of it that gets some has printed what it sees."""
+    """True if the pod was promised GPUs and every container with GPUs has printed what it sees."""
     promised = [container for container, uuids in told_containers(pod).items() if uuids]
     return bool(promised) and all((pod.metadata.uid, container) in printed for container in promised)
 
 
 def is_of_job(pod: Pod) -> bool:
-    """Tell whether the pod works for a Job, and will end by itself."""
+    """True if a Job owns the pod, so that it ends by itself."""
     return any(owner.kind == "Job" for owner in pod.metadata.owner_references)
 
 
@@ -188,21 +189,21 @@ def _container_row(
 
 
 def device_ids(entries: Iterable[str], devices: Sequence[Device]) -> tuple[str, ...]:
-    """Tell entries of CUDA_VISIBLE_DEVICES, uuids or indices, as device ids; `?` for one that the machine lacks."""
+    """Translate entries of CUDA_VISIBLE_DEVICES (uuids or indices) to device ids; `?` for an unknown one."""
     by_uuid = {device.uuid: str(device.id) for device in devices}
     by_index = {str(device.index): str(device.id) for device in devices}
     return tuple(by_uuid.get(entry) or by_index.get(entry) or UNKNOWN_DEVICE for entry in entries)
 
 
 def own_ids(entries: Iterable[str], promised: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
-    """Tell entries as device ids where the runtime isolates: a container counts its own devices from 0."""
+    """Translate entries to device ids if the runtime isolates: a container then counts its own devices from 0."""
     numbered = {str(number): device_id for number, device_id in enumerate(promised)}
     by_uuid = {device.uuid: str(device.id) for device in devices}
     return tuple(by_uuid.get(entry) or numbered.get(entry) or UNKNOWN_DEVICE for entry in entries)
 
 
 def free_gpus(snapshot: DemoSnapshot) -> tuple[FreeGpus, ...]:
-    """Return the GPUs without a Lease per node, the node with the fewest first, nodes without any left out."""
+    """Return the GPUs without a Lease per node, fewest first; nodes without free GPUs are omitted."""
     held = {lease.device_uuid for lease in snapshot.records}
     rooms = []
     for report in snapshot.reports:
@@ -214,7 +215,7 @@ def free_gpus(snapshot: DemoSnapshot) -> tuple[FreeGpus, ...]:
 
 
 def waiting_reason(pod: Pod) -> str:
-    """Return what kube-scheduler says of a pod that it set aside, without its words on preemption; else nothing."""
+    """Return why kube-scheduler cannot place the pod, without its part on preemption; empty if it does not say."""
     conditions = (c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False")
     return next((condition.message.partition(" preemption:")[0] for condition in conditions), "")
 
@@ -229,31 +230,31 @@ def _entries(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseEvent:
-    """When the controllers let a pod's GPUs go, and on which proof."""
+    """Time and proof of the release of a pod's GPUs."""
 
     time: str
     proof: str
 
     @property
     def words(self) -> str:
-        """Return the proof in words."""
+        """Describe the proof."""
         return PROOFS.get(self.proof, self.proof)
 
 
 PROOFS: Mapping[str, str] = {
     Proof.UNBOUND: "it was never bound",
     Proof.ELSEWHERE: "it was bound elsewhere",
-    Proof.ENDED: "kubelet wrote that every container of it has ended",
-    Proof.VANISHED: "the agent saw its sandbox, and no longer does",
-    Proof.UNLISTED: "neither kubelet nor its machine has it, twice in a row",
+    Proof.ENDED: "kubelet wrote that all its containers have ended",
+    Proof.VANISHED: "the agent saw its sandbox before and no longer sees it",
+    Proof.UNLISTED: "neither kubelet nor the machine has it, in two reports in a row",
     Proof.REMOVED: "its GPUs were taken out of the machine",
-    Proof.DECLARED: "somebody said that its machine is gone for good",
-    Proof.REBOOTED: "its machine was started again",
+    Proof.DECLARED: "an administrator declared its machine gone for good",
+    Proof.REBOOTED: "its machine rebooted",
 }
 
 
 def find_release(lines: Iterable[str], pod_uid: str) -> ReleaseEvent | None:
-    """Find in the controllers' log when the first GPU of a pod was released; lines that are no JSON are skipped."""
+    """Find the first release of a pod's GPUs in the controllers' log; lines that are not JSON are skipped."""
     for line in lines:
         if pod_uid not in line or not line.startswith("{"):
             continue
@@ -267,12 +268,12 @@ def find_release(lines: Iterable[str], pod_uid: str) -> ReleaseEvent | None:
 
 
 def seconds_between(first: str, second: str) -> float:
-    """Return the seconds between two UTC times as the API server and our logs write them. Raises ValueError."""
+    """Return the seconds between two UTC times in the format of the API server and our logs. Raises ValueError."""
     return (datetime.fromisoformat(second) - datetime.fromisoformat(first)).total_seconds()
 
 
 def pod_count(document: Mapping[str, Any]) -> int:
-    """Return how many pods a manifest makes at once: a Pod, a Job by its parallelism, a workload by its replicas."""
+    """Return how many pods a manifest creates at once: 1 for a Pod, a Job's parallelism, a workload's replicas."""
     spec = document.get("spec") or {}
     if document.get("kind") == "Pod":
         return 1

@@ -1,6 +1,6 @@
-"""Reads the cluster and acts on it like a user with kubectl, only through the API server.
+"""Reads and changes the cluster like a user with kubectl, only through the API server.
 
-A wait that takes too long raises an ExpectationFailed that names the log to read.
+A wait that times out raises ExpectationFailed, which names the log to read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ hold() {{ (
 ) 9>"/locks/$1" & }}
 for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES,$ROCR_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
 """
-"""Takes an exclusive lock per GPU in a folder that all nodes share, and tells when another container has it."""
+"""Takes an exclusive lock per GPU in a folder that all nodes share, and records if another container holds it."""
 PRINT = 'echo "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES"\n'
 STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
 
@@ -43,29 +43,29 @@ Answer = TypeVar("Answer")
 
 
 class Observer:
-    """One namespace of one cluster, and all that its containers have printed so far."""
+    """One namespace of one cluster, and the output of its containers so far."""
 
     def __init__(self, cluster: DevCluster) -> None:
-        """Look at the cluster; nothing is asked yet."""
+        """Use the cluster; sends no request yet."""
         self.cluster = cluster
         self.printed: dict[tuple[str, str], Printed] = {}
         self.used: set[str] = set()
 
-    # Acts
+    # Actions
 
     def enter(self) -> None:
-        """Make the namespace and wait until pods may be created in it."""
+        """Create the namespace and wait until pods can be created in it."""
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self.cluster.api.request("POST", "/api/v1/namespaces", body)
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
         self.wait(lambda: self.cluster.api.get(account), "the account of pods", process="kube-controller-manager")
 
     def apply(self, files: Iterable[Path]) -> None:
-        """Apply manifests as a user does. Raises ExpectationFailed with kubectl's words."""
+        """Apply manifests as a user does. Raises ExpectationFailed with kubectl's message."""
         words = [word for file in files for word in ("-f", str(file))]
         done = self.cluster.kubectl("apply", "-n", NAMESPACE, *words)
         if done.returncode != 0:
-            raise ExpectationFailed(f"kubectl apply was refused: {done.stderr.strip()}", process="webhook")
+            raise ExpectationFailed(f"kubectl apply failed: {done.stderr.strip()}", process="webhook")
 
     def create_claim(self, name: str, *, count: int, models: tuple[str, ...] = ()) -> None:
         """Create a GpuClaim."""
@@ -82,14 +82,14 @@ class Observer:
         return uid
 
     def delete_pod(self, name: str, *, force: bool = False) -> None:
-        """Delete a pod; with `force` the API server forgets it while its containers may still run."""
+        """Delete a pod; with `force` the API server deletes it at once, while its containers may still run."""
         options = {"kind": "DeleteOptions", "apiVersion": "v1", **({"gracePeriodSeconds": 0} if force else {})}
         self.cluster.api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", options)
 
-    # Looks
+    # Reads
 
     def snapshot(self) -> DemoSnapshot:
-        """Return the pods of the play, all Leases of Atoll and all reports. Raises ApiError, OSError."""
+        """Return the demo's pods, all Leases of Atoll and all reports. Raises AdminApiError, OSError."""
         get = self.cluster.api.get
         leases = get(f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases")["items"]
         reports = get(f"/apis/{names.API_VERSION}/gpunodestatuses")["items"]
@@ -100,16 +100,16 @@ class Observer:
         )
 
     def pods(self) -> tuple[Pod, ...]:
-        """Return the pods of the play, by name."""
+        """Return the demo's pods, sorted by name."""
         items = self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
         return tuple(msgspec.convert(item, Pod) for item in items)
 
     def pod(self, name: str) -> Pod | None:
-        """Return one pod, None when there is none."""
+        """Return one pod, or None."""
         return next((pod for pod in self.pods() if pod.metadata.name == name), None)
 
     def events(self, pod: str, reason: str) -> list[dict[str, Any]]:
-        """Return the events about a pod with that reason, oldest first."""
+        """Return a pod's events with that reason, oldest first."""
         items: list[dict[str, Any]] = self.cluster.api.get(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")[
             "items"
         ]
@@ -117,7 +117,7 @@ class Observer:
         return sorted(found, key=lambda item: item.get("eventTime") or "")
 
     def read_prints(self, pods: Iterable[Pod]) -> None:
-        """Read through the API server what containers printed that were not read before."""
+        """Read the output of containers that was not read before."""
         for pod in pods:
             if pod.status.phase == "Pending" or not pod.spec.node_name:
                 continue
@@ -130,7 +130,7 @@ class Observer:
                         self.used.update(told_containers(pod)[container])
 
     def read_prints_again(self) -> None:
-        """Forget what the pods that hold GPUs have printed, and read all of it anew."""
+        """Read the output of all pods that hold GPUs again."""
         live = [pod for pod in self.pods() if pod.spec.node_name and not is_terminal(pod) and told_containers(pod)]
         for pod in live:
             for container in told_containers(pod):
@@ -161,14 +161,14 @@ class Observer:
         process: str,
         seconds: float = WAIT_SECONDS,
     ) -> Answer:
-        """Return the first true answer. Raises ExpectationFailed, with the process whose log tells why none came."""
+        """Return the first true answer. On timeout raises ExpectationFailed with the process whose log to read."""
         try:
             return wait_until(question, what=what, timeout_seconds=seconds)
         except StartError as error:
-            raise ExpectationFailed(f"waited {seconds:.0f} s in vain for {what}", process=process) from error
+            raise ExpectationFailed(f"waited {seconds:.0f} s for {what}", process=process) from error
 
     def wait_printed(self, name: str) -> Pod:
-        """Wait until every container of the pod that was promised GPUs has printed what it sees."""
+        """Wait until every container of the pod with GPUs has printed what it sees."""
 
         def question() -> Pod | None:
             pod = self.pod(name)
@@ -193,7 +193,7 @@ class Observer:
 
 
 def pod_body(name: str, *, claim: str | None, locks: Path) -> dict[str, Any]:
-    """Return a pod of one container that locks and prints the GPUs it sees."""
+    """Return a pod with one container that locks and prints the GPUs it sees."""
     container = {
         "name": "main",
         "image": BUSYBOX,

@@ -1,6 +1,6 @@
-"""The demo's scenes: each does one thing to the cluster, shows it, and checks the result.
+"""The demo's scenes: each changes the cluster, shows the change and checks the result.
 
-The first broken promise raises ExpectationFailed. Scenes build on each other in the order of SCENES.
+The first broken promise raises ExpectationFailed. Scenes depend on each other in the order of SCENES.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ WHOLE = "the-rest"
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What every scene works with."""
+    """Cluster, terminal and observer that every scene uses."""
 
     stage: Terminal
     observer: Observer
     installation: Installation
 
     def expect(self, holds: object, text: str, *, process: str) -> None:
-        """Show that something holds. Raises ExpectationFailed where it does not."""
+        """Print `text` if `holds` is true. Raises ExpectationFailed otherwise."""
         if not holds:
             raise ExpectationFailed(f"not so: {text}", process=process)
         self.stage.kept(text)
 
     def show_pods(self, pods: Sequence[Pod]) -> tuple[PodRow, ...]:
-        """Draw the pods once and expect that each container saw what was promised."""
+        """Draw the pods once. Raises ExpectationFailed if a container saw other GPUs than promised."""
         rows = facts.pod_rows(pods, self.observer.snapshot().reports, self.observer.printed)
         with self.stage.pods() as draw:
             draw(rows)
@@ -53,14 +53,14 @@ Scene = Callable[[Play], None]
 
 
 def show_machines(play: Play) -> None:
-    """Four machines as their agents report them."""
+    """Show four machines as their agents report them."""
     play.stage.scene("The machines, as each node's agent reports them")
     play.stage.machines(facts.machine_rows(play.observer.snapshot().reports))
 
 
 def run_examples(play: Play) -> None:
-    """Everything in examples/ gets its GPUs, and every container prints exactly those."""
-    play.stage.scene("examples/: who gets which GPUs, and what does its container see?")
+    """Apply examples/: every pod gets its GPUs, and its containers print exactly those."""
+    play.stage.scene("examples/: GPUs of each pod, and what its container sees")
     files = sorted(EXAMPLES.glob("*.yaml"))
     documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
     wanted = sum(map(facts.pod_count, documents))
@@ -83,7 +83,7 @@ def run_examples(play: Play) -> None:
 
 
 def _await_jobs(play: Play) -> None:
-    """Wait until pods that end by themselves have, and hold nothing."""
+    """Wait until the Jobs' pods have ended and hold no GPUs."""
     observer = play.observer
 
     def question() -> bool:
@@ -96,7 +96,7 @@ def _await_jobs(play: Play) -> None:
 
 
 def contend(play: Play) -> None:
-    """A pod waits for GPUs that another one holds, says why, and follows as soon as they are proven to be free."""
+    """A pod waits for GPUs that another one holds, shows why, and gets them once they are proven free."""
     stage, observer = play.stage, play.observer
     stage.scene("Two pods want the same GPUs")
     room = next((room for room in facts.free_gpus(observer.snapshot()) if len(room.ids) > 1), None)
@@ -107,33 +107,37 @@ def contend(play: Play) -> None:
     first = observer.wait_printed("first")
     play.show_pods([first])
     observer.create_pod("second", claim=WHOLE)
-    stage.say(f"first holds the last {len(room.ids)} GPUs of {room.node}; second asks for the same and waits:")
+    stage.say(f"first holds the last {len(room.ids)} GPUs of {room.node}; second requests as many and waits:")
     stage.quote(f"kube-scheduler: {_wait_refused(play, 'second')}")
     told = observer.wait(
-        lambda: observer.events("second", names.REASON_WAITING), "Atoll to say why second waits", process="controllers"
+        lambda: observer.events("second", names.REASON_WAITING),
+        "Atoll's event that says why second waits",
+        process="controllers",
     )
     stage.quote(f"Atoll: {told[-1]['note']}")
-    with stage.step("first is deleted, second takes over"):
+    with stage.step("first is deleted, second gets its GPUs"):
         observer.delete_pod("first")
         second = observer.wait_printed("second")
     _tell_hand_over(play, uid, second)
     play.expect(
         _uuids(first) == _uuids(second) and not observer.snapshot().held_by(uid),
-        "second has exactly the GPUs of first, and of first nothing is left",
+        "second has exactly the GPUs of first, and nothing of first is left",
         process="controllers",
     )
     play.show_pods([second])
 
 
 def _tell_hand_over(play: Play, former_uid: str, follower: Pod) -> None:
-    """Say when the proof came, when the follower was bound, and who woke it."""
+    """Print when the proof came, when the follower was bound, and what woke it."""
     observer, name = play.observer, follower.metadata.name
     release = facts.find_release(play.installation.log_lines("controllers"), former_uid)
     bound = observer.wait(lambda: observer.events(name, "Scheduled"), f"the event of {name}", process="kube-scheduler")
     if release is None:
-        raise ExpectationFailed(f"no word of how the GPUs of {former_uid} became free", process="controllers")
+        raise ExpectationFailed(
+            f"the controllers' log has no release of the GPUs of pod {former_uid}", process="controllers"
+        )
     seconds = facts.seconds_between(release.time, bound[-1]["eventTime"])
-    play.stage.kept(f"proof that the former pod is done: {release.words}")
+    play.stage.kept(f"proof that the former pod has ended: {release.words}")
     play.stage.kept(f"{seconds:.2f} s later {name} was bound (kube-scheduler's back-off included)")
     woken = follower.metadata.annotations.get(names.WOKEN)
     if woken:
@@ -143,33 +147,33 @@ def _tell_hand_over(play: Play, former_uid: str, follower: Pod) -> None:
 
 
 def delete_midway(play: Play) -> None:
-    """Pods that are deleted while they are being created or bound leave nothing behind."""
+    """Delete pods during creation and bind: nothing of them is left."""
     observer = play.observer
-    play.stage.scene("Pods are deleted while they are on their way")
+    play.stage.scene("Pods are deleted during creation and bind")
     observer.create_claim(ONE, count=1)
     uids = {name: observer.create_pod(name, claim=ONE) for name in ("brief-a", "brief-b", "brief-c")}
-    with play.stage.step("one deleted at once, one when it is bound, one bound and by force, as with --grace-period=0"):
+    with play.stage.step("one is deleted at once, one when bound, one when bound and by force (--grace-period=0)"):
         observer.delete_pod("brief-a")
         for name, force in (("brief-b", False), ("brief-c", True)):
             _wait_bound(play, name)
             observer.delete_pod(name, force=force)
         for name, uid in uids.items():
             observer.wait_gone(name, uid)
-    play.stage.kept("no pod and no Lease of them is left")
+    play.stage.kept("none of these pods and none of their Leases is left")
 
 
 def kill_parts(play: Play) -> None:
-    """Whichever part is killed, nobody gets a GPU that another may still use, and with it back everything goes on."""
-    play.stage.scene("Parts are killed (SIGKILL) and started again while pods come and go")
+    """Kill parts of Atoll: no pod gets a GPU that another may still use, and all pods go on once the parts are back."""
+    play.stage.scene("Parts are killed (SIGKILL) and restarted while pods start and end")
     second = play.observer.pod("second")
     if second is None:
-        raise ExpectationFailed("pod second is gone, and nobody deleted it", process="kube-apiserver")
+        raise ExpectationFailed("pod second is gone although nobody deleted it", process="kube-apiserver")
     parts = ("controllers", f"agent@{second.spec.node_name}")
     newcomer = _go_on_without(play, parts, second)
     for part in parts:
         play.installation.start(part, wait=False)
     patient = _go_on_without_extender(play)
-    with play.stage.step(f"{' and '.join(parts)} are back: proof, release, wake-up, and third takes over"):
+    with play.stage.step(f"{' and '.join(parts)} are back: proof, release, wake-up, and third gets the GPUs"):
         play.installation.wait_ready(parts)
         third = play.observer.wait_printed("third")
     _tell_hand_over(play, second.metadata.uid, third)
@@ -177,14 +181,16 @@ def kill_parts(play: Play) -> None:
 
 
 def _go_on_without(play: Play, parts: Sequence[str], second: Pod) -> Pod:
-    """Kill the parts, end a pod while another waits for its GPUs; return a pod that was bound meanwhile."""
+    """Kill the parts and end a pod while another waits for its GPUs; return a pod that was bound meanwhile."""
     stage, observer = play.stage, play.observer
     for part in parts:
         play.installation.kill(part)
-    stage.say(f"{' and '.join(parts)} are killed; second is to end, third waits for its GPUs, newcomer wants another:")
+    stage.say(
+        f"{' and '.join(parts)} are killed; second will end, third waits for its GPUs, newcomer requests another:"
+    )
     observer.create_pod("third", claim=WHOLE)
     observer.create_pod("newcomer", claim=ONE)
-    with stage.step("newcomer gets its GPU all the same, since binding needs neither of them"):
+    with stage.step("newcomer still gets its GPU, since a bind needs none of these parts"):
         newcomer = observer.wait_printed("newcomer")
     with stage.step("second is deleted and gone"):
         observer.delete_pod("second")
@@ -192,31 +198,31 @@ def _go_on_without(play: Play, parts: Sequence[str], second: Pod) -> Pod:
     held = observer.snapshot().held_by(second.metadata.uid)
     play.expect(
         len(held) == len(_uuids(second)) and not _is_bound(observer.pod("third")),
-        "its GPUs go to nobody: those who could prove that it has ended are away",
+        "nobody gets its GPUs: the parts that could prove its end are down",
         process="extender",
     )
     return newcomer
 
 
 def _go_on_without_extender(play: Play) -> Pod:
-    """Kill the extender and start it again; return a pod that was created in between."""
+    """Kill and restart the extender; return a pod that was created in between."""
     stage, observer = play.stage, play.observer
     play.installation.kill("extender")
-    stage.say("the extender is killed; patient wants a GPU, plain wants none:")
+    stage.say("the extender is killed; patient requests a GPU, plain requests none:")
     observer.create_pod("patient", claim=ONE)
     observer.create_pod("plain", claim=None)
     with stage.step("plain starts as usual"):
         observer.wait(lambda: _phase(observer.pod("plain")) == "Running", "plain to run", process="kube-scheduler")
     stage.quote(f"patient waits, kube-scheduler: {_wait_refused(play, 'patient')}")
-    with stage.step("the extender is started again, patient gets its GPU"):
+    with stage.step("the extender is restarted, patient gets its GPU"):
         play.installation.start("extender")
         return observer.wait_printed("patient")
 
 
 def check(play: Play) -> None:
-    """Everything at once: Leases against pods, pods against what their containers printed, locks against locks."""
+    """Compare Leases with pods, pods with the output of their containers, and locks with each other."""
     stage, observer = play.stage, play.observer
-    stage.scene("Does every promise hold?")
+    stage.scene("Check of every promise")
     observer.read_prints_again()
     findings = _findings_twice(play)
     for finding in findings:
@@ -226,17 +232,17 @@ def check(play: Play) -> None:
     snapshot = observer.snapshot()
     contention = observer.cluster.shared_dir / CONTENTION
     locks = len(list(observer.cluster.shared_dir.glob("GPU-*")))
-    stage.kept(f"every one of {len(snapshot.records)} Leases has a live holder, every held GPU has its Lease")
-    stage.kept(f"every one of {len(observer.printed)} containers saw exactly the GPUs that its pod was given")
+    stage.kept(f"every one of {len(snapshot.records)} Leases has a live holder, and every held GPU has its Lease")
+    stage.kept(f"every one of {len(observer.printed)} containers saw exactly its pod's GPUs")
     play.expect(
         not contention.exists(),
-        f"{locks} GPUs were locked by the pods of this play, none by two at a time",
+        f"the demo's pods locked {locks} GPUs, no GPU twice at a time",
         process="controllers",
     )
 
 
 def summarize(play: Play) -> str:
-    """Return the last line of a play in which everything held."""
+    """Return the last line of a demo in which every promise held."""
     observer = play.observer
     reports = observer.snapshot().reports
     total = sum(report.status.device_count for report in reports if report.status is not None)
@@ -256,7 +262,7 @@ SCENES: tuple[Scene, ...] = (
 
 
 def _findings_twice(play: Play) -> tuple[Finding, ...]:
-    """Return what two audits in a row both find: lists that are taken one after another may disagree for a moment."""
+    """Return findings of two audits in a row: lists fetched one after another may disagree for a moment."""
     both: set[Finding] | None = None
     for _ in range(2):
         snapshot = play.observer.snapshot()

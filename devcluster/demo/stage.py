@@ -1,7 +1,6 @@
 """Draws headings, steps with their seconds, and live tables.
 
-Without a terminal every step is one plain line and every table is printed once, when it is complete. NO_COLOR is
-honoured.
+Without a terminal, every step is one plain line and every table is printed once, when complete. NO_COLOR is honoured.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _INDENT = 2
 
 
 class Terminal:
-    """One terminal."""
+    """Prints the demo to one terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Draw on standard output unless told otherwise."""
+        """Draw on the console; default: standard output."""
         self._console = console or Console(highlight=False)
         if not self._console.is_terminal:
             self._console.width = PLAIN_WIDTH
@@ -39,37 +38,37 @@ class Terminal:
 
     @property
     def seconds(self) -> float:
-        """How long the play has been going on."""
+        """Seconds since the start of the demo."""
         return time.monotonic() - self._started
 
     def scene(self, title: str) -> None:
-        """Begin a new part of the play."""
+        """Print the heading of a scene."""
         self._scene += 1
         self._console.print(f"\n[bold]{self._scene}. {escape(title)}[/bold]")
 
     def say(self, text: str) -> None:
-        """Say one sentence."""
+        """Print one sentence."""
         self._print(escape(text))
 
     def verbatim(self, line: str) -> None:
-        """Print a line to copy: it is never broken."""
+        """Print a line to copy, without wrapping."""
         self._console.print(f"{' ' * _INDENT}{line}", markup=False, soft_wrap=True)
 
     def quote(self, text: str) -> None:
-        """Repeat what a part of the cluster said."""
+        """Print a message of a part of the cluster."""
         self._print(f"[dim]{self._dash} {escape(text)}[/dim]")
 
     def kept(self, text: str) -> None:
-        """Say that something held."""
+        """Print that a promise held."""
         self._print(f"[green]{self._yes}[/green] {escape(text)}")
 
     def broken(self, text: str) -> None:
-        """Say that something did not hold, on one line however long: it may name a file to open."""
+        """Print that a promise failed, without wrapping, since it may name a file."""
         self._console.print(f"{' ' * _INDENT}[bold red]{self._no}[/bold red] {escape(text)}", soft_wrap=True)
 
     @contextmanager
     def step(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show that something goes on, then how long it took; the value takes lines about its progress."""
+        """Show a running step, then its duration; yields a function for progress lines."""
         columns = (TextColumn(" "), SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         started = time.monotonic()
         with Spinner(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as spinner:
@@ -78,7 +77,7 @@ class Terminal:
         self._print(f"[green]{self._yes}[/green] {escape(text)} [dim]{time.monotonic() - started:.1f} s[/dim]")
 
     def machines(self, rows: Sequence[MachineRow]) -> None:
-        """Draw the machines with their islands."""
+        """Draw a table of machines and their islands."""
         table = _table("node", "GPUs", "islands {ids}", "driver's index of id 0, 1, ...")
         for row in rows:
             islands = "\n".join(f"{name} {{{' '.join(map(str, ids))}}}" for name, ids in row.islands)
@@ -87,7 +86,7 @@ class Terminal:
 
     @contextmanager
     def pods(self) -> Iterator[Callable[[Sequence[PodRow]], None]]:
-        """Open a table of pods; the value draws it anew."""
+        """Open a table of pods; yields a function that redraws it."""
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
             drawn: list[RenderableType] = [""]
 

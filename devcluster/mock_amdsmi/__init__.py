@@ -1,7 +1,7 @@
-"""A `libamd_smi.so` that plays any of AMD's machines, sick ones too, so that AMD's real bindings run without a GPU.
+"""A `libamd_smi.so` that simulates any AMD machine, faulty ones too, so that AMD's real bindings run without a GPU.
 
-`build` compiles amdsmi.c with gcc. As the mock of NVML does, the library reads the machine from a file, the one that
-ATOLL_MOCK_AMDSMI names, at every call. The bindings are the module amdsmi, a development dependency here.
+`build` compiles amdsmi.c with gcc. At every call the library reads the machine from the file in ATOLL_MOCK_AMDSMI, like
+the mock of NVML. The bindings are the module amdsmi, a development dependency.
 
 Keys of the file, one `key value` per line (`AmdMachineFile` writes them):
 

@@ -1,6 +1,6 @@
-"""Building the mock of AMD's library, with every function that the installed bindings look up.
+"""Builds the mock of AMD's library with every function that the installed bindings look up.
 
-Gives the path of `libamd_smi.so`. Raises BindingsMissing if the module amdsmi is not installed.
+Returns the path of `libamd_smi.so`. Raises BindingsMissing if the module amdsmi is not installed.
 """
 
 import re
@@ -38,6 +38,6 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, machine_file: Path) -> dict[str, str]:
-    """What a program's environment needs so that AMD's bindings load the library and play the machine."""
+    """Environment with which AMD's bindings load the library and see the machine."""
     found = machine_environment(library, machine_file, variable="ATOLL_MOCK_AMDSMI")
     return found | {"ROCM_PATH": str(library.parent), "ROCM_HOME": str(library.parent)}

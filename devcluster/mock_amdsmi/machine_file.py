@@ -1,4 +1,4 @@
-"""AMD's machines of known shape as files of the mock library.
+"""AMD machines of known shape as files of the mock library.
 
 The methods of MachineFile change facts by key. Serial numbers follow from seed and position.
 """
@@ -14,12 +14,12 @@ _GFX: Final = {"9.0": "0x90a", "9.4": "0x942"}
 
 
 class AmdMachineFile(MachineFile):
-    """Facts of one machine. `order[i]` is the position in the profile of the card that the library lists at i."""
+    """Facts of one machine. `order[i]` is the position in the profile of the card with index i in the library."""
 
     lost_code = NOT_FOUND
 
     def uuid_of(self, position: int) -> str:
-        """The card at a position of the profile as ROCR_VISIBLE_DEVICES names it."""
+        """Name in ROCR_VISIBLE_DEVICES of the card at a position of the profile."""
         return f"GPU-{self._serial(position)}"
 
     def _serial(self, position: int) -> str:

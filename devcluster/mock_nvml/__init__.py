@@ -1,8 +1,8 @@
-"""A `libnvidia-ml.so.1` that plays any machine, sick ones too, so that the real NVML bindings run without a GPU.
+"""A `libnvidia-ml.so.1` that simulates any machine, faulty ones too, so that the real NVML bindings run without a GPU.
 
-`build` compiles nvml.c with gcc. The library reads the machine from the file that ATOLL_MOCK_NVML names, at every call,
-so a test changes the machine by replacing the file (`MachineFile.write`). To use it, put the folder of the library
-first in LD_LIBRARY_PATH of the program that loads the bindings.
+`build` compiles nvml.c with gcc. At every call the library reads the machine from the file in ATOLL_MOCK_NVML, so a
+test changes the machine by replacing the file (`MachineFile.write`). To use it, put the library's folder first in
+LD_LIBRARY_PATH of the program that loads the bindings.
 
 Keys of the file, one `key value` per line (`devcluster.mock_nvml.machine_file` writes them):
 

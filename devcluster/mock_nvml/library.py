@@ -1,6 +1,6 @@
-"""Building mock libraries with the machine's C compiler.
+"""Builds mock libraries with the machine's C compiler.
 
-Gives the path of the library; compiles it only if a source is newer.
+Returns the path of the library; compiles only if a source is newer.
 """
 
 import os
@@ -26,8 +26,8 @@ def build(folder: Path) -> Path:
 
 
 def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True) -> Path:
-    """Compile sources into a shared library, where one of them is newer, and return its path. Raises CompilerMissing
-    and subprocess errors."""
+    """Compile sources into a shared library if one of them is newer; return its path. Raises CompilerMissing and
+    subprocess errors."""
     if target.exists() and all(target.stat().st_mtime >= one.stat().st_mtime for one in (*sources, MACHINE)):
         return target
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -44,6 +44,6 @@ def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True) -> Pa
 
 
 def environment(library: Path, machine_file: Path, *, variable: str = MACHINE_VARIABLE) -> dict[str, str]:
-    """What a program's environment needs so that its bindings load the library and play the machine."""
+    """Environment with which a program's bindings load the library and see the machine."""
     folders = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {"LD_LIBRARY_PATH": ":".join(folders), variable: str(machine_file)}

@@ -31,7 +31,7 @@ class MachineFile:
     """Facts of one machine. `order[i]` is the position in the profile of the GPU with NVML index i."""
 
     lost_code = GPU_IS_LOST
-    """How the library says that a GPU is lost."""
+    """The library's return code for a lost GPU."""
 
     def __init__(self, profile: Profile, *, seed: str, order: Sequence[int] | None = None) -> None:
         self.profile = profile
@@ -44,18 +44,18 @@ class MachineFile:
             self.facts |= self._pairs(index, position)
 
     def uuid_of(self, position: int) -> str:
-        """Uuid of the GPU at a position of the profile."""
+        """Return the uuid of the GPU at a position of the profile."""
         return f"GPU-{uuids.uuid5(NAMESPACE, f'{self.seed}/{position}')}"
 
     def write(self, path: Path) -> None:
-        """Put the machine into place, at once for readers."""
+        """Write the machine's file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_name(f".{path.name}.new")
         made.write_text("".join(f"{key} {value}\n" for key, value in self.facts.items()))
         made.replace(path)
 
     def set(self, index: int, **facts: object) -> "MachineFile":
-        """Give the GPU with an index other facts; None takes one away."""
+        """Change facts of the GPU with an index; None removes a fact."""
         for name, value in facts.items():
             key = f"gpu.{index}.{name}"
             self.facts.pop(key, None)
@@ -64,7 +64,7 @@ class MachineFile:
         return self
 
     def fail(self, index: int | str, function: str = "*", *, code: int = 0, each: int = 1) -> "MachineFile":
-        """Let a function fail for a GPU, as a lost one's do unless `code` says else; index or function may be `*`."""
+        """Let a function fail for a GPU with `code` (default: GPU is lost); index or function may be `*`."""
         self.facts[f"fail.{index}.{function}"] = f"{code or self.lost_code}/{each}"
         return self
 
@@ -74,32 +74,32 @@ class MachineFile:
         return self
 
     def crash(self, index: int | str, function: str = "*") -> "MachineFile":
-        """Let a function end the process that calls it."""
+        """Let a function crash the process that calls it."""
         self.facts[f"crash.{index}.{function}"] = "1"
         return self
 
     def heal(self, index: int | str | None = None) -> "MachineFile":
-        """Take back failures, hangs and crashes of one GPU, or all."""
+        """Remove failures, hangs and crashes of one GPU, or of all."""
         kinds = ("fail.", "hang.", "crash.")
         prefixes = kinds if index is None else tuple(f"{kind}{index}." for kind in kinds)
         self.facts = {key: value for key, value in self.facts.items() if not key.startswith(prefixes)}
         return self
 
     def event(self, index: int, xid: int, *, kind: int = XID) -> "MachineFile":
-        """Tell listeners of an event, once."""
+        """Send an event to listeners, once."""
         number = 1 + max((int(key[6:]) for key in self.facts if key.startswith("event.")), default=0)
         self.facts[f"event.{number}"] = f"{index} {kind} {xid}"
         return self
 
     def cut_links(self, index: int, *links: int) -> "MachineFile":
-        """Take links of a GPU down, all without further argument. The other end keeps what it says."""
+        """Take links of a GPU down (default: all). The other end still reports them as up."""
         count = sum(key.startswith(f"gpu.{index}.link.") for key in self.facts)
         for link in links or range(count):
             self.facts[f"gpu.{index}.link.{link}"] = "down"
         return self
 
     def split(self, index: int, *instances: tuple[str, int]) -> "MachineFile":
-        """Turn MIG on and make instances: (profile such as 3g.40gb, memory in MiB)."""
+        """Turn MIG on and create instances: (profile such as 3g.40gb, memory in MiB)."""
         self.set(index, mig=1, mig_max=7)
         parent = self.facts[f"gpu.{index}.uuid"]
         name = self.facts[f"gpu.{index}.name"]

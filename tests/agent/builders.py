@@ -1,4 +1,4 @@
-"""Short builders of pods and readings for the agent's tests."""
+"""Builders of pods and readings for the agent's tests."""
 
 from agent.readings import DeviceReading, LinksReading, MachineReading
 from atoll.api import names
@@ -26,7 +26,7 @@ def make_pod(
     annotations: dict[str, str] | None = None,
     init_gpus: int = 0,
 ) -> Pod:
-    """A pod with one container; gpus None asks for none. state: running, waiting, terminated or absent."""
+    """Return a pod with one container; gpus None requests none. state: running, waiting, terminated or absent."""
     requests: dict[str, str | int | float] = {names.GPU_RESOURCE: str(gpus)} if gpus is not None else {}
     init: dict[str, str | int | float] = {names.GPU_RESOURCE: str(init_gpus)} if init_gpus else {}
     statuses = () if state == "absent" else (ContainerStatus("main", ContainerState(**{state: {}})),)
@@ -42,7 +42,7 @@ def make_pod(
 
 
 def make_reading(*devices: DeviceReading, cells: str = "NV2", nvswitch: bool = False) -> MachineReading:
-    """A machine whose devices are all joined by the same cell."""
+    """Return a machine with the same link cell between all devices."""
     count = len(devices)
     rows = tuple(tuple("X" if row == column else cells for column in range(count)) for row in range(count))
     return MachineReading(
@@ -51,7 +51,7 @@ def make_reading(*devices: DeviceReading, cells: str = "NV2", nvswitch: bool = F
 
 
 def make_device(index: int, uuid: str | None = None, *, slot: int | None = None, **facts: object) -> DeviceReading:
-    """A healthy 32 GB V100 in the PCI slot of its index; uuid None makes it nameless only when `nameless` says so."""
+    """Return a healthy 32 GB V100, by default in the PCI slot of its index; only `nameless` omits the uuid."""
     base: dict[str, object] = {
         "product_name": "Tesla V100-SXM2-32GB",
         "memory_bytes": 32 << 30,

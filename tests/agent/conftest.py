@@ -1,4 +1,4 @@
-"""Fixtures: an API server that misbehaves on demand, with the status subresource, and a client of it."""
+"""Fixtures: a faulty API server with the status subresource, a client for it, and the mock of the driver's library."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,13 +19,13 @@ hypothesis.settings.load_profile("unhurried")
 
 @pytest.fixture(scope="session")
 def mock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mock of the driver's library, compiled."""
+    """Compile the mock of the driver's library; return its path."""
     return build(tmp_path_factory.mktemp("mock-nvml"))
 
 
 @pytest.fixture(scope="module")
 def mock_environment(mock_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The file of the machine that the real bindings see in every process started from now on."""
+    """Yield the machine file that the real bindings read in every process started from now on."""
     path = tmp_path_factory.mktemp("machine") / "machine"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(mock_library, path).items():
@@ -48,7 +48,7 @@ async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClie
 
 
 def _patch_status(server: FakeApiServer):
-    """Merge patches of a status subresource: the status alone changes, fenced by the uid where one is given."""
+    """Handle merge patches of a status subresource: only the status changes; a uid in the patch must match."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         path = request.path.removesuffix("/status")

@@ -1,6 +1,6 @@
 """The agent's reading of a mock machine through the real NVML bindings, without a cluster.
 
-A `Bench` plays looks one after another, as the agent would take them: reading, ids, report, each with the one before.
+A `Bench` makes observations one after another as the agent does: reading, ids, report, each based on the last one.
 """
 
 from dataclasses import dataclass, field

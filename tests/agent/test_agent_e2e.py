@@ -1,4 +1,4 @@
-"""The agent on a real node: under its own identity, against a real kubelet, with containers that really run."""
+"""The agent on a real node: with its own identity, a real kubelet and running containers."""
 
 from __future__ import annotations
 

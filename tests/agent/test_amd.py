@@ -1,4 +1,4 @@
-"""AMD's cards through the shape of its own library: the same promises as for NVIDIA's."""
+"""AMD cards through the interface of AMD's library: the same promises as for NVIDIA's."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Capacity of the Node: what kube-scheduler counts, and what the kubelet would fail running pods for."""
+"""Capacity of the Node: kube-scheduler counts it, and kubelet would fail running pods if it were too small."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Pod cgroups: found in every layout that kubelets make, and never taken for absent when they cannot be read."""
+"""Pod cgroups: found in every layout of kubelet, and never reported as absent if they are unreadable."""
 
 from pathlib import Path
 

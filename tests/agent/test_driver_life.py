@@ -1,5 +1,5 @@
-"""The driver's life under the agent: it is let go for an upgrade and taken up again, and a library that refuses as a
-whole is told apart from a card that is ill."""
+"""The agent's use of the driver: it releases the driver for an upgrade and takes it up again, and it distinguishes a
+failing library from an unhealthy card."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Evidence: what a look proves about pods, and especially what it does not prove."""
+"""Evidence: what an observation proves about pods, and what it does not prove."""
 
 import pytest
 

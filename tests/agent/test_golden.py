@@ -1,6 +1,6 @@
 """Reports of every known machine, through the real bindings, compared with reviewed files.
 
-To write them anew after a change that is meant: ATOLL_WRITE_GOLDEN=1, and read the difference before it is committed.
+After an intended change, rewrite them with ATOLL_WRITE_GOLDEN=1 and read the difference before the commit.
 """
 
 import os

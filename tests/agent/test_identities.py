@@ -1,4 +1,4 @@
-"""Device ids: stable by uuid, never given twice while somebody may hold them."""
+"""Device ids: stable by uuid, never reused while a pod may hold them."""
 
 from collections.abc import Mapping, Sequence
 

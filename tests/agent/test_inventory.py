@@ -1,4 +1,4 @@
-"""The inventory of a machine over its life: what leaves the record, on which proof, and what is kept of it."""
+"""Inventory of a machine over time: which cards leave it, on which proof, and what remains recorded."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The kubelet over real HTTP: only a whole answer with our token counts, whatever else it may say."""
+"""Kubelet over real HTTP: only complete answers to our token count."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,4 +1,4 @@
-"""The command line: invalid settings are refused in words, and --once prints the report of this machine."""
+"""The command line: clear messages for invalid settings, and --once prints the report of this machine."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Promises of the agent's numbers: whole cards are counted by model and health, MIG instances with their card."""
+"""The agent's metrics: whole cards are counted by model and health, MIG instances with their card."""
 
 from agent.metrics import count_devices
 from tests.builders import make_devices

@@ -1,4 +1,4 @@
-"""The mock of NVIDIA's library answers the vendor's own bindings as a driver would, where the agent does not ask."""
+"""The mock of NVIDIA's library answers the vendor's bindings like a driver, also in calls that the agent omits."""
 
 import json
 import subprocess

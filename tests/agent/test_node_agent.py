@@ -1,4 +1,4 @@
-"""The agent as a whole against a fake API server: what is published when, and that evidence never claims too much."""
+"""The whole agent against a fake API server: what it publishes when, and that evidence never claims too much."""
 
 import asyncio
 import json

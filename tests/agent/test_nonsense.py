@@ -1,7 +1,7 @@
-"""A driver that answers nonsense: the report stays valid, and only the affected card loses facts.
+"""Impossible values from the driver: the report stays valid, and only the affected card loses facts.
 
-The answers are those that the types of the library can carry: all bits set, texts that are empty, endless or none,
-uuids that repeat or change, instances that say what another said.
+The values are those that the library's types allow: all bits set, texts that are empty, endless or missing, uuids that
+repeat or change, instances that duplicate others.
 """
 
 from collections.abc import Sequence

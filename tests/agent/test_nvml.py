@@ -1,4 +1,4 @@
-"""The driver as it really answers: lost cards, hidden switches, bridges that lead elsewhere, calls that fail alone."""
+"""Real answers of the driver: lost cards, hidden switches, bridges to unexpected cards, single calls that fail."""
 
 import pynvml
 import pytest

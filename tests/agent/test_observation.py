@@ -1,4 +1,4 @@
-"""One look: a driver that fails or hangs, and processes that are matched to pods."""
+"""One observation: a driver that fails or hangs, and processes that are matched to pods."""
 
 import asyncio
 import threading

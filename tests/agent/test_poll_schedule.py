@@ -1,4 +1,4 @@
-"""The rule of owed readings, which controllers rely on to release GPUs."""
+"""When readings are due; controllers rely on this to release GPUs."""
 
 import pytest
 from hypothesis import given

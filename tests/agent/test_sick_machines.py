@@ -1,6 +1,6 @@
 """Reports of faulty machines, through the real bindings: every function of devcluster.mock_nvml.sick.
 
-GPU 3 is the one that is ill. "The others" are the seven beside it.
+GPU 3 is the faulty one. "The others" are the other seven.
 """
 
 import resource

@@ -1,10 +1,10 @@
-"""Thousands of looks at a machine that keeps breaking: nothing leaks, and every report is valid.
+"""Thousands of observations of a machine that keeps breaking: nothing leaks, and every report is valid.
 
-The real bindings over the mock library, in the real worker process. The seed is printed; ATOLL_SEED repeats a run.
+Real bindings over the mock library, in the real worker process. The seed is printed; ATOLL_SEED repeats a run.
 
-What is held is compared in two equal states: a whole machine, one look, nothing before it, bounded caches emptied. A
-machine that keeps breaking has hundreds of geometries, of which caches hold up to their bound; a limit on memory alone
-would have to allow for those, and could not see a leak below that.
+Memory is compared between two equal states: a healthy machine after one observation, with bounded caches emptied. A
+machine that keeps breaking has hundreds of geometries, which fill the caches; a plain limit on memory would have to
+allow for those and could not detect smaller leaks.
 """
 
 import functools

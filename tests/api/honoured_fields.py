@@ -1,7 +1,7 @@
-"""For every field that a user may write, and every annotation or label that Atoll reads, a test of its effect.
+"""A test of the effect of every field that a user may write, and of every annotation or label that Atoll reads.
 
-It goes from the object to what happens. `tests/api/test_honoured_fields.py` keeps the list complete: what is asked is
-honoured or refused.
+Each test goes from the object to its effect. `tests/api/test_honoured_fields.py` keeps the list complete: every request
+is honoured or refused.
 """
 
 CLAIM = "tests/extender/test_claim_fields.py"

@@ -1,4 +1,4 @@
-"""The generated CustomResourceDefinitions: structural, bounded, up to date, and true to the models."""
+"""The generated CustomResourceDefinitions: structural, bounded, up to date, and consistent with the models."""
 
 import re
 from collections.abc import Iterator

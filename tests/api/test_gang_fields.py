@@ -1,4 +1,4 @@
-"""Impossible requests are refused in words when a gang or topology is created."""
+"""Impossible requests are refused with clear messages when a gang or topology is created."""
 
 from typing import Any
 

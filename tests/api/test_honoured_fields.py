@@ -1,4 +1,4 @@
-"""What is asked is honoured or refused, never dropped: no field and no annotation without a test of its effect."""
+"""Requests are honoured or refused, never dropped: every field and annotation has a test of its effect."""
 
 import re
 from collections.abc import Iterator, Mapping

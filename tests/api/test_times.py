@@ -1,4 +1,4 @@
-"""Promises of MicroTime: six digits whatever the moment, and every spelling read back."""
+"""MicroTime: always six digits, and every spelling is parsed."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

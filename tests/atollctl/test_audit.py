@@ -1,4 +1,4 @@
-"""Promises of `atoll audit`: evidence and next step for every finding, nothing cut, no repair frees a GPU by guess."""
+"""`atoll audit`: evidence and next step for every finding, no truncation, no repair that frees a GPU without proof."""
 
 import asyncio
 import io

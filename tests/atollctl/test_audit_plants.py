@@ -1,4 +1,4 @@
-"""Every kind of disagreement, planted beside pods that are sound: the audit finds it, and the repair cures it alone.
+"""Every kind of inconsistency beside healthy pods: the audit finds it, and the repair fixes only it.
 
 The same situations as in tests/cluster/test_consistency.py, but read and repaired through an API server.
 """

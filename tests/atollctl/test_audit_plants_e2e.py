@@ -1,8 +1,8 @@
-"""Every kind of disagreement, planted on a real API server under the shipped roles and policies, found and repaired.
+"""Every kind of inconsistency on a real API server with the shipped roles and policies: found and repaired.
 
-The rows of tests/cluster/test_consistency.py as somebody could cause them: pods are bound by the scheduler's account,
-Leases written by it, statuses by a kubelet, reports by the node's agent. The controllers do not run, so that what is
-repaired is the audit's work.
+The rows of tests/cluster/test_consistency.py, written by the identities that could cause them: the scheduler's account
+binds pods and writes Leases, a kubelet writes statuses, the node's agent writes reports. The controllers do not run, so
+only the audit repairs.
 """
 
 import os

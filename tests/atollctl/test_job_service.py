@@ -1,4 +1,4 @@
-"""Promises of `atoll job submit|list|show|cancel|retry|logs`: it looks like kubectl, and says what went wrong."""
+"""`atoll job submit|list|show|cancel|retry|logs`: output like kubectl's, and messages that say what went wrong."""
 
 import asyncio
 import json

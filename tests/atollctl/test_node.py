@@ -1,5 +1,5 @@
-"""`atoll node`: where machines stand, and the word that one is gone, in one's own name and only where nothing speaks
-against it."""
+"""`atoll node`: states of machines, and the declaration that one is gone, under the user's own name and only if nothing
+contradicts it."""
 
 import asyncio
 from collections.abc import AsyncIterator

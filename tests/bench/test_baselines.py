@@ -1,4 +1,4 @@
-"""The re-created rules of other allocators give the answers that their own tests and papers publish."""
+"""The reimplemented rules of other allocators give the results of their published tests and papers."""
 
 from __future__ import annotations
 

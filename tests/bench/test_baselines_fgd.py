@@ -1,4 +1,4 @@
-"""Fragmentation gradient descent gives the fragments that its own tests publish."""
+"""Fragmentation gradient descent gives the fragmentation of its published tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The churn: the same arrivals for every rule, sets that are free, and Atoll ahead where links matter."""
+"""The churn benchmark: every rule gets the same arrivals and gives free sets, and Atoll is ahead if links matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: valid SVG, drawn from what the engine says, and those in the documents are the ones it draws now."""
+"""Plots: valid SVG from the engine's results; plots in the docs are up to date."""
 
 from __future__ import annotations
 

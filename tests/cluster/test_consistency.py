@@ -1,4 +1,4 @@
-"""The audit finds each broken promise, and nothing in a sound cluster."""
+"""The audit finds each broken promise, and nothing in a consistent cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Promises of the figures: every GPU is counted once, in the state it is in, and no report makes series without end."""
+"""GPU metrics: every GPU is counted once in its state, and reports cannot create unlimited series."""
 
 import msgspec
 from hypothesis import given

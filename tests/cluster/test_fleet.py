@@ -1,4 +1,4 @@
-"""Promises of the fleet: one gather over arrays says what choosing node by node says, and what bind then chooses."""
+"""The fleet: one computation over arrays gives the same choice as node by node, and as bind."""
 
 from typing import Any
 

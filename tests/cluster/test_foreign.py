@@ -1,4 +1,4 @@
-"""Promises of coexistence: a GPU that somebody uses without holding it is occupied, and nobody is suspected wrongly."""
+"""Foreign use: a GPU in foreign use counts as occupied, and there are no false findings."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of the price of CPU: no GPUs are left without it where another node serves as well, and links come first."""
+"""Cost of CPU: free GPUs keep CPU if another node is as good by links; links come first."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of preemption for islands: only where the links alone fail, never an equal, never past a budget."""
+"""Preemption for islands: only if links are the only obstacle, never an equal priority, never beyond a budget."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,7 @@
-"""Promises of the search for victims: the fewest, the least important, within budgets, and never in vain.
+"""Search for victims: the fewest, the least important, within budgets, and never without use.
 
-The oracle builds every set of occupants and every set of GPUs, and knows islands as what NVLink cells of the machine
-connect; it shares no code with the search.
+The oracle tries every set of occupants and every set of GPUs, with islands from the machine's NVLink cells; it shares
+no code with the search.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Promises of the ledger: a held device is never free, whatever the order of events."""
+"""The ledger: a held device is never free, in any order of events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

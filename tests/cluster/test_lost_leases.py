@@ -1,4 +1,4 @@
-"""A Lease deleted by hand, and then its pod by force: the device is not given out without proof."""
+"""A Lease is deleted by hand, then its pod by force: the device is not given out without proof."""
 
 import orjson
 import pytest

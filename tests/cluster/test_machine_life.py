@@ -1,4 +1,4 @@
-"""The life of a machine: where it stands by what is known of it, and when somebody's word that it is gone counts."""
+"""Lifecycle of a machine: its state from the known facts, and when a declaration that it is gone counts."""
 
 from pathlib import Path
 from typing import Any

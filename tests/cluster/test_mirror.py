@@ -1,4 +1,4 @@
-"""Promises of the mirror: what the API server shows is in the ledger, by uid, and old news count as old."""
+"""The mirror: the ledger has the API server's objects by uid, and stale objects count as stale."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

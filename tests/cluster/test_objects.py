@@ -1,4 +1,4 @@
-"""Promise of the thin objects: only fields that are read are kept of the API server's objects."""
+"""Thin objects keep only the fields that Atoll reads."""
 
 import msgspec
 import orjson

@@ -1,4 +1,4 @@
-"""When an evicted pod ends, and which notices nothing followed."""
+"""End time of an evicted pod, and notices without an eviction."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Proof of release, rule by rule: what frees a GPU, and especially what does not."""
+"""Proof of release, rule by rule: what frees a GPU and what does not."""
 
 from dataclasses import replace
 from typing import Any

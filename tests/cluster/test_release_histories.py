@@ -1,7 +1,7 @@
-"""Release never without proof, under any order of events: random histories of pod, kubelet, agent and controllers.
+"""Random histories of pod, kubelet, agent and controllers: never a release without proof.
 
-The oracle is the machine itself: it knows which container runs, and will run. A proof given while it runs, or before it
-runs again, is a failure. What the model takes for granted is written at each class. A failing test prints its seed.
+The oracle is the machine itself: it knows which container runs, and will run. A proof while the container runs, or
+before it runs again, is a failure. Each class states the model's assumptions. A failing test prints its seed.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Which containers hold numbers that mean other GPUs by now: only those are evicted."""
+"""Only containers whose indices belong to other GPUs after a reboot are evicted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Promises of request resolution: pod and claim together mean one request, or one clear reason why not."""
+"""Request resolution: pod and claim give one request, or one clear reason why not."""
 
 from typing import Any
 

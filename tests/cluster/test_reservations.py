@@ -1,4 +1,4 @@
-"""What a GpuReservation takes, keeps and gives back; that a GPU is never promised twice; who may use it."""
+"""A GpuReservation: what it takes, keeps and returns, who may use it, and that no GPU is promised twice."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of selection: which devices of a machine may serve a claim, and which of them it gets."""
+"""Selection: which devices of a machine suit a claim, and which of them it gets."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,6 @@
-"""In doubt and quarantine as a table: what happened to a pod, a node, a card or an agent, and what follows for the GPU.
+"""Table of doubt and quarantine: what happened to a pod, node, card or agent, and the resulting state of the GPU.
 
-Each row is a situation as a person would tell it. The page docs/ledger.md carries the same rows; a test compares them.
+Each row describes a situation in plain words. docs/ledger.md has the same rows; a test compares them.
 """
 
 from pathlib import Path

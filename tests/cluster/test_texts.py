@@ -1,4 +1,4 @@
-"""Promises of the texts on objects: what is written can be read back, and nonsense is a clear error, never a crash."""
+"""Texts on objects: Atoll can read what it writes, and invalid text is a clear error, never a crash."""
 
 import re
 import string

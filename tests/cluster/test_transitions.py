@@ -1,4 +1,4 @@
-"""Promises of the two state machines: every step is a row, nothing else is possible, and the ledger keeps to them."""
+"""The two state machines: every step is a row, nothing else is possible, and the ledger follows them."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A machine whose links are damaged is the last choice for pods that need links, and no worse for others."""
+"""A machine with damaged links is the last choice for pods that need links, and no worse for others."""
 
 from typing import Any
 

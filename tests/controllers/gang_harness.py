@@ -1,8 +1,8 @@
-"""Terms of leadership over one API server in memory, with gangs, and the players that are not Atoll's.
+"""Harness for gangs: terms of leadership over one API server in memory, and the parts of Kubernetes around Atoll.
 
-A term ends by itself after a number of writes, as a killed process does: between two writes, or in the middle of one
-(sent, never answered). The next term begins with nothing but what the server holds. kube-scheduler and kubelet are
-played by the test: they bind what is let go, and make it ready.
+A term ends after a number of writes, like a killed process: between two writes, or in the middle of one (sent, never
+answered). The next term starts only with the server's objects. The test acts as kube-scheduler and kubelet: it binds
+ungated pods and makes them ready.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ FULL = "2026-01-01T00:00:00Z"
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 @dataclass
 class MortalApi(FaultyApi):
-    """Dies at write number `fails_at`, before it is sent or, with `is_after`, before it is answered."""
+    """Raises Killed at write number `fails_at`: before it is sent or, with `is_after`, before it is answered."""
 
     dead: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,13 +64,13 @@ class MortalApi(FaultyApi):
 
 
 class GangHarness:
-    """The server, and who else writes to it."""
+    """The server, and actions of users, kube-scheduler and kubelet on it."""
 
     def __init__(self, server: InMemoryServer) -> None:
         self.server = server
 
     def add_node(self, name: str, *, labels: dict[str, str] | None = None, gpus: int = 8, **options: Any) -> None:
-        """Add a machine with eight GPUs, its report and its heartbeat."""
+        """Add a node with GPUs (default: eight), its report and its heartbeat."""
         allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", names.GPU_RESOURCE: str(gpus)}
         metadata = {"name": name, "uid": f"uid-of-{name}", "labels": labels or {}}
         self.server.put(f"{REPORTS}/{name}", strip_version(report_json(name, **options)))
@@ -86,7 +86,7 @@ class GangHarness:
         self.server.put(f"{GANGS}/{name}", body)
 
     def add_member(self, gang: str, number: int, *, gpus: int = 4, annotations: Any = None, **options: Any) -> str:
-        """Create a gated member; returns its name."""
+        """Create a gated member; return its name."""
         name = f"{gang}-{number}"
         options.setdefault("schedulingGates", GATES)
         body = strip_version(
@@ -104,16 +104,16 @@ class GangHarness:
         return self.server.objects[f"{GANGS}/{name}"]
 
     def reason(self, name: str, kind: str = names.CONDITION_ADMITTED) -> str:
-        """Return the reason of a gang's condition, an empty text while there is none."""
+        """Return the reason of a gang's condition; empty if there is none."""
         found = self.server.objects.get(f"{GANGS}/{name}", {}).get("status", {}).get("conditions", [])
         return next((str(one["reason"]) for one in found if one["type"] == kind), "")
 
     def is_gated(self, name: str) -> bool:
-        """Tell whether Atoll's gate is on a pod."""
+        """True if a pod has Atoll's gate."""
         return GATES[0] in self.pod(name)["spec"].get("schedulingGates", [])
 
     def leases_of(self, name: str) -> list[Object]:
-        """Return the Leases that a pod holds."""
+        """Return a pod's Leases."""
         uid = self.pod(name)["metadata"]["uid"] if f"{PODS}/{name}" in self.server.objects else f"uid-of-{name}"
         return [
             one
@@ -122,11 +122,11 @@ class GangHarness:
         ]
 
     def held(self) -> int:
-        """Return how many GPUs are held."""
+        """Return the number of held GPUs."""
         return sum(path.startswith(LEASES + "/gpu-") for path in self.server.objects)
 
     def change_pod(self, name: str, **parts: Any) -> None:
-        """Put a pod with parts merged over it; one level deep."""
+        """Merge parts into a pod, one level deep."""
         pod = self.pod(name)
         merged = {key: {**pod.get(key, {}), **value} for key, value in parts.items()}
         metadata = {key: value for key, value in {**pod["metadata"], **merged.get("metadata", {})}.items()
@@ -134,7 +134,7 @@ class GangHarness:
         self.server.put(f"{PODS}/{name}", {**pod, **merged, "metadata": metadata})
 
     def bind(self, name: str) -> None:
-        """Bind a pod that was let go, as extender and kube-scheduler do: to the GPUs that it holds."""
+        """Bind an ungated pod to the GPUs that it holds, as extender and kube-scheduler do."""
         leases = sorted(
             self.leases_of(name), key=lambda one: int(one["metadata"]["annotations"][names.LEASE_DEVICE_ID])
         )
@@ -146,12 +146,12 @@ class GangHarness:
         self.change_pod(name, metadata={"annotations": annotations}, spec={"nodeName": node})
 
     def make_ready(self, name: str, *, ready: bool = True) -> None:
-        """Let a bound pod run."""
+        """Make a bound pod run and set its Ready condition."""
         condition = {"type": "Ready", "status": str(ready)}
         self.change_pod(name, status={"phase": "Running", "conditions": [condition]})
 
     def end(self, name: str, phase: str = "Succeeded") -> None:
-        """Let kubelet end a pod: terminal, every container terminated, and the conditions that only kubelet writes."""
+        """End a pod as kubelet does: terminal phase, terminated containers, and kubelet's conditions."""
         code = 0 if phase == "Succeeded" else 1
         state = {"name": "main", "state": {"terminated": {"exitCode": code}}}
         ready = {"type": "Ready", "status": "False", "reason": f"Pod{'Completed' if code == 0 else 'Failed'}"}
@@ -170,7 +170,7 @@ class GangHarness:
 
 @asynccontextmanager
 async def cluster(*nodes: str, **options: Any) -> AsyncIterator[GangHarness]:
-    """Run a server with machines of eight GPUs."""
+    """Run a server with nodes of eight GPUs."""
     async with InMemoryServer().running() as server:
         made = GangHarness(server)  # type: ignore[arg-type]
         for node in nodes or ("n1",):
@@ -181,14 +181,14 @@ async def cluster(*nodes: str, **options: Any) -> AsyncIterator[GangHarness]:
 def term(
     made: GangHarness, folder: Path, *, dies_at: int = 0, is_after: bool = False, settings: dict[str, Any] | None = None
 ) -> AbstractAsyncContextManager[Term]:
-    """Lead: mirror and loops over the server, until the block ends."""
+    """Run mirror and loops as leader until the block ends."""
     return leading(
         made.server, folder, lambda client: MortalApi(client, dies_at, is_after), with_gangs=True, settings=settings
     )
 
 
 async def settled(running: Term, condition: Callable[[], object], *, seconds: float = 8.0) -> None:
-    """Wait for a condition; look at everything again now and then, as the resync does."""
+    """Wait for a condition; resync now and then."""
     for _ in range(4):
         try:
             await until(condition, timeout_seconds=seconds / 4)

@@ -1,6 +1,6 @@
-"""The reconcilers of one term over a real client, a real mirror and an API server in memory, with faults on demand.
+"""Harness for reconcilers of one term: real client, real mirror, API server in memory, faults on demand.
 
-Time runs five times as fast as the machine's, so that back-offs cost nothing; no test depends on how fast.
+Time runs five times faster than real time, so that back-offs are short; no test depends on the factor.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ PODS = "/api/v1/namespaces/team/pods"
 
 
 class HurriedClock:
-    """The machine's time, five times as fast."""
+    """Real time, five times faster."""
 
     def monotonic_seconds(self) -> float:
         return asyncio.get_running_loop().time() * SPEED
@@ -55,9 +55,9 @@ class HurriedClock:
 
 
 class InMemoryServer(FakeApiServer):
-    """Also knows the status subresource, whose writes are kept in the object, and evictions, which act at once.
+    """Adds the status subresource, whose writes change the object, and evictions, which delete at once.
 
-    An eviction that is only tried does nothing.
+    A dry-run eviction does nothing.
     """
 
     def respond(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
@@ -70,7 +70,7 @@ class InMemoryServer(FakeApiServer):
 
 @dataclass
 class FaultyApi:
-    """Passes calls on; the write with number `fails_at` is lost, before the server sees it or after."""
+    """Forwards calls; loses write number `fails_at`, before or after the server handles it."""
 
     api: ApiClient
     fails_at: int = 0
@@ -105,7 +105,7 @@ class FaultyApi:
 
 @dataclass
 class Notes:
-    """Events that were recorded, as (reason, name), and what they say."""
+    """Recorded events as (reason, name), with their notes."""
 
     recorded: list[tuple[str, str]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Notes:
         self.texts.append(note)
 
     def notes_on(self, reason: str, name: str) -> list[str]:
-        """Return what was said about an object, in order."""
+        """Return the notes of an object's events, in order."""
         pairs = zip(self.recorded, self.texts, strict=True)
         return [text for one, text in pairs if one == (reason, name)]
 
@@ -132,14 +132,14 @@ class Term:
     metrics: Metrics
 
     def resync(self) -> None:
-        """Look at everything again, as the process does every half minute."""
+        """Resync all loops, as the process does every 30 s."""
         for loop in self.loops:
             loop.resync()
 
 
 @dataclass
 class ControllerHarness(Term):
-    """Server, mirror and loops of one test. `leads` is asked before each write."""
+    """Server, mirror and loops of one test. Each write calls `leads` first."""
 
     server: InMemoryServer
 
@@ -158,7 +158,7 @@ class ControllerHarness(Term):
             self.server.put(f"{LEASES}/{body['metadata']['name']}", body)
 
     def report(self, sequence: int, **pod: Any) -> None:
-        """Publish a complete reading that has seen everything so far."""
+        """Publish a complete report that covers all changes so far."""
         body = report_json("n1")
         position = str(self.server.version)
         body["status"]["evidence"] = {
@@ -172,7 +172,7 @@ class ControllerHarness(Term):
         self.server.put(f"{REPORTS}/n1", {**body, "metadata": {**current["metadata"], "name": "n1"}})
 
     async def settled(self, condition: Callable[[], object]) -> None:
-        """Wait for a condition; whoever is late is asked to look at everything again, as the resync does."""
+        """Wait for a condition; resync the loops if it takes long."""
         for _ in range(3):
             with contextlib.suppress(TimeoutError):
                 await until(condition, timeout_seconds=3.0)
@@ -183,7 +183,7 @@ class ControllerHarness(Term):
 
 
 def strip_version(body: Object) -> Object:
-    """Return the object without its version: the server gives one."""
+    """Return the object without its resourceVersion, which the server sets."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
     return {**body, "metadata": metadata}
 
@@ -197,7 +197,7 @@ async def leading(
     with_gangs: bool = False,
     settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[Term]:
-    """Lead over the server until the block ends: mirror and loops, with `api_of` between them and the client."""
+    """Run mirror and loops as leader until the block ends; `api_of` wraps the client."""
     clock = HurriedClock()
     config = kubeconfig(folder, server.url)
     async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
@@ -243,7 +243,7 @@ async def running_controllers(
     is_after: bool = False,
     settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[ControllerHarness]:
-    """Run the loops over a node n1 with eight GPUs and whatever `setup` puts on the server before they start."""
+    """Run the loops over a node n1 with eight GPUs; `setup` adds objects before they start."""
     async with InMemoryServer().running() as server:
         server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
         server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "uid-of-n1"}})

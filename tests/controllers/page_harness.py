@@ -1,4 +1,4 @@
-"""A page over a cluster that a test changes by hand: the real application, a mirror that holds what it is given."""
+"""Harness for the page: the real application, and a mirror whose objects a test sets."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +36,7 @@ LISTS = {
 
 @dataclass
 class SnapshotMirror:
-    """Lists of a snapshot, and listeners who are told that something changed."""
+    """A mirror with the lists of a snapshot; it notifies listeners of changes."""
 
     snapshot: ClusterSnapshot
     reason: str = ""
@@ -54,7 +54,7 @@ class SnapshotMirror:
         self.listeners.append(listener)
 
     def become(self, snapshot: ClusterSnapshot) -> None:
-        """Hold other objects, and say so."""
+        """Replace the objects and notify the listeners."""
         self.snapshot = snapshot
         for listener in self.listeners:
             listener(WatchedKind.POD, Change(ChangeKind.MODIFIED, snapshot.pods[0]))
@@ -62,7 +62,7 @@ class SnapshotMirror:
 
 @dataclass
 class Page:
-    """The served page."""
+    """A served page."""
 
     client: TestClient[Any, Any]
     mirror: SnapshotMirror
@@ -81,7 +81,7 @@ async def served(
     watchers_max: int = 3,
     port: int = 0,
 ) -> AsyncIterator[Page]:
-    """Serve the page of a cluster."""
+    """Serve the page for a cluster."""
     mirror = SnapshotMirror(snapshot)
     refresher = OverviewRefresher(cast("ClusterMirror", mirror), clock)
     app = build_page(PageParts(refresher, PageAuthorizer(authorizer, clock.monotonic_seconds), clock, watchers_max))
@@ -91,7 +91,7 @@ async def served(
 
 
 async def next_event(response: ClientResponse) -> tuple[str, Any]:
-    """Return the next event of a stream: its kind, and its data as plain values where it is JSON."""
+    """Return the next event of a stream: its kind, and its data, decoded if it is JSON."""
     kind, data = "", ""
     while line := (await response.content.readline()).decode().rstrip("\n"):
         key, _, value = line.partition(": ")

@@ -1,7 +1,7 @@
-"""A control plane without nodes on which a test plays everybody but the controllers.
+"""A control plane without nodes, with the real controllers; the test acts as all other parts.
 
-The test is user, scheduler, kubelet and agent, each under its own identity, so that the shipped policies and roles hold
-for it; the controllers are the real process under their own ServiceAccount.
+The test acts as user, scheduler, kubelet and agent, each with its own identity, so the shipped policies and roles
+apply. The controllers are the real process with their own ServiceAccount.
 """
 
 import itertools
@@ -29,13 +29,13 @@ Json = dict[str, Any]
 
 
 def moment(seconds_from_now: float = 0.0) -> str:
-    """Return a MicroTime."""
+    """Return a time as MicroTime."""
     return (datetime.now(UTC) + timedelta(seconds=seconds_from_now)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @dataclass
 class ReconcilerHarness:
-    """One cluster, and what the players do on it."""
+    """One cluster, and actions on it."""
 
     cluster: DevCluster
     api: RealApi
@@ -65,7 +65,7 @@ class ReconcilerHarness:
             self.until(lambda: self.terms() > terms, "the controllers lead")
 
     def terms(self) -> int:
-        """Return how often the controllers have begun to reconcile."""
+        """Return the number of leadership terms so far."""
         log = self.cluster.logs("controllers")
         return log.read_text().count('"Reconciling"') if log.exists() else 0
 
@@ -73,7 +73,7 @@ class ReconcilerHarness:
         self.cluster.signal("controllers", "KILL")
         self.cluster.wait_exit("controllers")
 
-    # What the players see
+    # Reads
 
     def get(self, path: str) -> Json | None:
         answer = self.api.send("GET", path)
@@ -91,7 +91,7 @@ class ReconcilerHarness:
         listed = self.get("/apis/events.k8s.io/v1/events") or {"items": []}
         return [event for event in listed["items"] if event["reason"] == reason and event["regarding"]["name"] == name]
 
-    # What they do
+    # Actions
 
     def do(self, method: str, path: str, body: Any = None, *, identity: str = "", kind: str = "") -> Json:
         answer = self.api.send(method, path, body, identity=identity, content_type=kind or "application/json")
@@ -115,7 +115,7 @@ class ReconcilerHarness:
         listed: tuple[str, ...] = (),
         indices: tuple[int, ...] | None = None,
     ) -> None:
-        """Publish one complete reading that has seen every change of pods so far."""
+        """Publish a complete report that covers all pod changes so far."""
         position = self.do("GET", "/api/v1/pods?limit=1")["metadata"]["resourceVersion"]
         registered = self.get(f"/api/v1/nodes/{node}")
         node_uid = registered["metadata"]["uid"] if registered else None
@@ -135,7 +135,7 @@ class ReconcilerHarness:
         return self.do("POST", PODS, body, identity="admin")
 
     def reserve(self, pod: Json, node: str, *device_ids: int, deadline_seconds: float = 60.0) -> None:
-        """Create Leases as a bind does."""
+        """Create the Leases of a bind."""
         metadata = pod["metadata"]
         holder = Holder(metadata["namespace"], metadata["name"], metadata["uid"])
         deadline = moment(deadline_seconds)
@@ -145,7 +145,7 @@ class ReconcilerHarness:
             self.do("POST", LEASES, body, identity="scheduler")
 
     def bind(self, pod: Json, node: str, *device_ids: int, cuda: str = "") -> Any:
-        """Post the fenced Binding, by uuid unless `cuda` says otherwise; return the API server's answer."""
+        """Create the fenced Binding; CUDA variable by uuid, or `cuda`; return the API server's answer."""
         from atoll.cluster.allocations import ContainerDevices, allocation_annotations
 
         uuids = tuple(f"GPU-{node}-{device_id:04d}" for device_id in device_ids)
@@ -156,7 +156,7 @@ class ReconcilerHarness:
         return self.api.send("POST", f"{PODS}/{metadata['name']}/binding", body, identity="scheduler")
 
     def run_pod(self, name: str, node: str, *device_ids: int) -> Json:
-        """Create, reserve and bind; return the bound pod."""
+        """Create, reserve and bind a pod; return it."""
         pod = self.create_pod(name, len(device_ids))
         self.reserve(pod, node, *device_ids)
         answer = self.bind(pod, node, *device_ids)
@@ -164,14 +164,14 @@ class ReconcilerHarness:
         return self.pod(name)
 
     def reject(self, name: str) -> None:
-        """Set a pod aside as kube-scheduler does."""
+        """Mark a pod unschedulable, as kube-scheduler does."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPUs"}
         self.do(
             "PATCH", f"{PODS}/{name}/status", {"status": {"conditions": [condition]}}, identity="scheduler", kind=MERGE
         )
 
     def end(self, name: str, node: str, *, phase: str = "Succeeded") -> None:
-        """Let kubelet end a pod: terminal, every container terminated."""
+        """End a pod as kubelet does: terminal phase, terminated containers."""
         state = {"terminated": {"exitCode": 0}}
         status = {"name": "main", "state": state, "ready": False, "restartCount": 0, "image": "", "imageID": ""}
         body = {"status": {"phase": phase, "containerStatuses": [status]}}
@@ -181,7 +181,7 @@ class ReconcilerHarness:
         self.do("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Wait for a condition; a failure shows the end of the controllers' log."""
+        """Wait for a condition; on timeout fail with the end of the controllers' log."""
         try:
             wait_for(lambda: bool(condition()), what)
         except AssertionError:

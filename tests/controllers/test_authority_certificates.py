@@ -1,4 +1,4 @@
-"""When certificates are made and replaced, over years of a clock that is moved by hand."""
+"""Creation and replacement of certificates over years, with a clock that tests move."""
 
 import ssl
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which changes have the waiting pods, and the topologies, looked at again."""
+"""Changes that trigger a new check of waiting pods and of topologies."""
 
 from types import SimpleNamespace
 from typing import Any, cast

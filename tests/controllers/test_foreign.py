@@ -1,4 +1,4 @@
-"""Promises about foreign use: reported once per object, withdrawn at its end, never given out meanwhile."""
+"""Foreign use: reported once per object, withdrawn at its end; meanwhile the GPU is never given out."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A gang that its user changes in the middle of its admission: all of it starts, or nothing is held."""
+"""A user changes a gang during its admission: all members start, or the gang holds nothing."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gangs whose GpuGang is made anew, whose members are collected, and whose admissions follow each other: the loops."""
+"""The gang loops when a GpuGang is recreated, members are garbage-collected, or one admission follows another."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The GpuGang that is created for pods that only give their number."""
+"""Creation of a GpuGang for pods that only state the gang's size."""
 
 from typing import Any
 

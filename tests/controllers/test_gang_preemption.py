@@ -1,4 +1,4 @@
-"""Room for waiting gangs over an API server in memory: who goes for them, what is kept for them, and for how long."""
+"""Preemption for waiting gangs over an API server in memory: victims, kept GPUs, and time limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gang asks of its places arrives on the nodes of its members: from the GpuGang, or from annotations of pods."""
+"""Topology requests of a gang, from the GpuGang or from pod annotations, determine the nodes of its members."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pods of one gang that contradict each other in what they say of its size: both are told, and nobody starts."""
+"""Pods of one gang that state different sizes: both get an event, and no member starts."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Waiting gangs tell busy, not known yet and never apart; under strict order only contention makes others wait."""
+"""Verdicts of waiting gangs: busy, not known yet, or never; with strict order only contention blocks others."""
 
 from pathlib import Path
 from typing import Any

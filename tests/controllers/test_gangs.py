@@ -1,4 +1,4 @@
-"""The gang loops over an API server in memory: whole admissions, deaths at every write, evictions, replacements."""
+"""The gang loops over an API server in memory: whole admissions, crashes at every write, evictions, replacements."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of the controllers' gauges: nothing before the mirror is complete, then the ledger's numbers."""
+"""The controllers' gauges: no values until the mirror is complete, then the ledger's numbers."""
 
 from dataclasses import dataclass, field
 from typing import cast

@@ -1,4 +1,4 @@
-"""Promises of the guard: whoever has lost leadership writes nothing any more, however long a write has waited."""
+"""The write guard: a former leader writes nothing, however long a write has waited."""
 
 from pathlib import Path
 

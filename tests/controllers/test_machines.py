@@ -1,4 +1,4 @@
-"""Deleted Nodes and machines that are gone for good: what is collected, what stays, and whose word frees GPUs."""
+"""Deleted Nodes and permanently lost machines: what is removed, what stays, and who can declare GPUs free."""
 
 import contextlib
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Three hundred machines over a thousand swaps, boots and removals, with the real controllers and the agent's rules: in
-the end objects, Leases and memories are those that the living machines need."""
+"""Three hundred machines over a thousand swaps, boots and removals, with the real controllers and the agent's rules: at
+the end only objects, Leases and memory of existing machines are left."""
 
 import contextlib
 import random

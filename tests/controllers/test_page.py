@@ -1,4 +1,4 @@
-"""Promises of the page over HTTP: what it tells, to whom, how often, and that nothing on it can be injected."""
+"""The page over HTTP: its content, its access control, its update rate, and safety against injection."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Promises of the page in a real browser: Debian's Chromium reads, clicks and types as people do."""
+"""The page in a real browser: Debian's Chromium reads, clicks and types as people do."""
 
 import itertools
 import os

@@ -1,7 +1,7 @@
-"""The controllers' memory of departures, under the random histories that pin the rules themselves.
+"""The controllers' memory of terminated pods, under the random histories of test_release_histories.
 
-Here the real memory takes the place of the model's: what it keeps, forgets and looks up must be as safe, and leak as
-little. The oracle, the machine and the agent are those of the histories.
+The real memory replaces the model's: what it keeps, forgets and looks up must be as safe and must not leak. The oracle,
+the machine and the agent are those of the histories.
 """
 
 from dataclasses import dataclass, field

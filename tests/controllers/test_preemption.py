@@ -1,4 +1,4 @@
-"""Promises of preemption by the controllers: evictions in the right order, whatever is lost, and nobody in vain."""
+"""Preemption by the controllers: evictions in the right order whatever write is lost, and none without use."""
 
 import contextlib
 from pathlib import Path

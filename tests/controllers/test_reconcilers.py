@@ -1,4 +1,4 @@
-"""The reconcilers when the API server fails: every write lost once, before or after it was carried out."""
+"""The reconcilers while the API server fails: each write is lost once, before or after it is carried out."""
 
 import asyncio
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Pods with wrong numbers are evicted, whichever write is lost, and nobody else is.
+"""Only pods with wrong indices are evicted, whichever write is lost.
 
-What wakes the reconciler is under test too: where a test waits with `until`, no resync comes to its aid.
+The tests also check the triggers of the reconciler: tests that wait with `until` run without resync.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of reservations by the controllers: held whatever is lost, back on proof, free when they are gone."""
+"""Reservations in the controllers: held whatever write is lost, returned on proof, free after their deletion."""
 
 from pathlib import Path
 from typing import Any

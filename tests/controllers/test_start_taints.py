@@ -1,4 +1,4 @@
-"""A node's taint of the start goes once its GPUs are there, and nothing else of the node changes."""
+"""The controllers remove a node's start taint once its GPUs are reported, and change nothing else of the node."""
 
 from pathlib import Path
 from typing import Any

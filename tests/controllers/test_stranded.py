@@ -1,4 +1,4 @@
-"""Pods that cannot start again, because their GPUs are gone: found, told, and evicted where that is the policy."""
+"""Pods that cannot restart because their GPUs are gone: found, reported, and evicted if that is the policy."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Leases in other namespaces are nothing to Atoll, whoever writes them there and whatever they say."""
+"""Atoll ignores Leases in other namespaces, whatever their writer and content."""
 
 from pathlib import Path
 

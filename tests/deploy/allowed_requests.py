@@ -1,4 +1,4 @@
-"""What users, Kubernetes and Atoll's own parts do every day, one row each: none of it may be refused."""
+"""Everyday requests of users, Kubernetes and Atoll's own parts, one row each: none may be refused."""
 
 from tests.deploy.bypass_attempts import ENDED, MANY_TOLERATIONS, TERM
 from tests.deploy.requests import (

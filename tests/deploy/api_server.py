@@ -1,4 +1,4 @@
-"""A client that knocks at an API server's doors under any identity, and the manifests under deploy/ as values."""
+"""A client that sends requests to an API server under any identity, and the manifests of deploy/ as values."""
 
 import base64
 import http.client

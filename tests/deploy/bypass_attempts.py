@@ -1,6 +1,6 @@
-"""Every way by which somebody could give a pod other GPUs than it holds, one row each, with the policy that shuts it.
+"""Every way to give a pod other GPUs than it holds, one row each, with the policy that prevents it.
 
-The intruder is an administrator unless a row says otherwise, so that no role can be what stops her.
+The attacker is an administrator unless a row says otherwise, so that only the policy can stop the request.
 """
 
 from tests.deploy.requests import (

@@ -1,7 +1,7 @@
-"""A control plane with Atoll's manifests, but no policies yet.
+"""Fixtures: a control plane with Atoll's manifests, without policies at first.
 
-`ATOLL_E2E_KUBECONFIG` names a cluster of the user's own, which the tests may fill and change; without it they start one
-of ours without nodes.
+`ATOLL_E2E_KUBECONFIG` selects an existing cluster, which the tests may change; by default they start a development
+cluster without nodes.
 """
 
 import os
@@ -15,7 +15,7 @@ from tests.deploy.api_server import RealApi, collection, manifests, wait_for
 
 @pytest.fixture(scope="session")
 def kubeconfig() -> Iterator[Path]:
-    """Path of an administrator's kubeconfig."""
+    """Yield the path of an administrator's kubeconfig."""
     if given := os.environ.get("ATOLL_E2E_KUBECONFIG"):
         yield Path(given)
         return
@@ -27,7 +27,7 @@ def kubeconfig() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def api(kubeconfig: Path) -> RealApi:
-    """The API server with CRDs, namespaces, roles and the RuntimeClass applied, but no policies yet."""
+    """Return the API server with CRDs, namespaces, roles and RuntimeClass applied, but no policies."""
     client = RealApi(kubeconfig)
     files = ("namespaces.yaml", "crds/*.yaml", "rbac/*.yaml", "runtimeclass.yaml")
     for manifest in manifests(*files):
@@ -45,7 +45,7 @@ def api(kubeconfig: Path) -> RealApi:
 
 @pytest.fixture(scope="session")
 def apply_policies(api: RealApi) -> Callable[[], None]:
-    """Apply every policy, the optional one too; the namespace `doors` stays free of the latter by its parameter."""
+    """Return a function that applies all policies; the optional one exempts the namespace `doors` by its parameter."""
 
     def apply() -> None:
         for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
@@ -64,7 +64,7 @@ def apply_policies(api: RealApi) -> Callable[[], None]:
 
 @pytest.fixture(scope="session")
 def remove_policies(api: RealApi) -> Callable[[], None]:
-    """Remove the bindings of every policy, which switches it off."""
+    """Return a function that removes the bindings of all policies, which disables them."""
 
     def remove() -> None:
         for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):

@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by the real Helm: one source with the plain manifests, and bad values are told by name."""
+"""The Helm chart, rendered by the real Helm: it matches the plain manifests, and bad values are refused by name."""
 
 import importlib
 import itertools
@@ -89,7 +89,7 @@ def test_a_stale_manifest_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(chart, "plain_manifests", lambda: {**fresh, "agent.yaml": "something else\n"})
 
     assert chart.main(["--check"]) == 1
-    assert capsys.readouterr().err == "deploy/agent.yaml is not what deploy/chart renders: run make manifests\n"
+    assert capsys.readouterr().err == "deploy/agent.yaml differs from what deploy/chart renders: run make manifests\n"
 
 
 def test_helm_installs_what_the_kustomization_lists() -> None:

@@ -1,8 +1,7 @@
-"""Every door tried on a real API server, and the ways that must stay open.
+"""Every bypass attempt on a real API server, and the requests that must stay allowed.
 
-Each door is tried twice, as a dry run: with the policies off, where it must stand open (or the row proves nothing), and
-with them on, where the policy that the row names must refuse it. The other requests are a part of Atoll or of
-Kubernetes at its work.
+Each attempt runs twice, as a dry run: without the policies it must be allowed (or the row proves nothing), and with
+them the policy in its row must refuse it. The other requests are normal work of Atoll or Kubernetes.
 """
 
 import re

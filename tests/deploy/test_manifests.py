@@ -1,4 +1,4 @@
-"""The shipped manifests: valid, complete, least privileged, and spelled as the code spells."""
+"""The shipped manifests: valid, complete, least privileged, and with the code's names."""
 
 import importlib
 import re

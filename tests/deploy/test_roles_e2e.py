@@ -1,6 +1,6 @@
-"""What each identity may do and, more important, what it may not: asked of a real API server (RBAC alone).
+"""Rights of each identity on a real API server (RBAC only), allowed and denied.
 
-Where a role cannot be narrow enough a policy is; those are tried in test_doors_e2e.
+Policies cover what roles cannot restrict; test_doors_e2e tests them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the controllers may change of a Node once they may take taints off: taints of a start, and nothing else."""
+"""With the right to remove taints, the controllers can change only start taints of a Node."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tests look with: a browser that is unpacked, never installed."""
+"""The tests' browser is unpacked, never installed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What decides whether a program is built, and where the result lies."""
+"""When a program is built, and the path of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificates and kubeconfigs of a cluster: whom they name, who signed them, who may read them."""
+"""Certificates and kubeconfigs of a cluster: subject, issuer and file mode."""
 
 from __future__ import annotations
 

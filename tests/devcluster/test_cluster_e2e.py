@@ -1,4 +1,4 @@
-"""A whole cluster with real nodes: what it promises to tests, demo and users, and that nothing of it remains."""
+"""A whole cluster with real nodes: its promises to tests, demo and users, and that it leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of the words on the command line of development clusters."""
+"""Options and messages of `atoll dev`."""
 
 import pytest
 

@@ -63,7 +63,7 @@ extenders: [{urlPrefix: "http://127.0.0.1:8888"}]
 @pytest.mark.parametrize("text", ["", "[]", "kind: Pod"])
 def test_what_is_no_scheduler_configuration_is_refused(text: str) -> None:
     """A wrong file is named at once instead of a scheduler that never gets healthy."""
-    with pytest.raises(StartError, match="no KubeSchedulerConfiguration"):
+    with pytest.raises(StartError, match="not a KubeSchedulerConfiguration"):
         control_plane.scheduler_configuration(text, kubeconfig=Path("/inside"))
 
 

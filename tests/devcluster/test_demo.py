@@ -1,4 +1,4 @@
-"""The demo's rows and words, from objects alone."""
+"""The demo's rows and texts, computed from objects."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_first_release_of_a_pod_is_found_in_the_log() -> None:
     ]
     release = facts.find_release(lines, "uid-train")
     assert release is not None
-    assert (release.time, release.words) == ("T2", "the agent saw its sandbox, and no longer does")
+    assert (release.time, release.words) == ("T2", "the agent saw its sandbox before and no longer sees it")
     assert facts.find_release(lines, "uid-other") is None
 
 

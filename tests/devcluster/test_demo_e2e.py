@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it: to its end, with a promise broken, and interrupted."""
+"""The demo as a user runs it: complete, with a broken promise, and interrupted."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_demo_shows_that_every_promise_holds(name: str) -> None:
         "per-container/trainer",
         "Atoll woke it",
         "third",
-        "Lease of them is left",
+        "none of their Leases is left",
     ):
         assert part in done.stdout
     assert not state.cluster_folder(name).exists()

@@ -1,4 +1,4 @@
-"""Image archives that are assembled here instead of pulled from a registry."""
+"""Image archives that are built locally instead of pulled from a registry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The files for kind users fit the manifests that they are used with; kind itself needs Docker and is not run here.
 
-That the chart takes kind's values: tests/deploy/test_chart.py.
+tests/deploy/test_chart.py checks that the chart accepts kind's values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of Kueue's shipped manifests and configuration where its manager runs outside of any pod."""
+"""Changes to Kueue's shipped manifests and configuration for a manager that runs outside any pod."""
 
 from pathlib import Path
 

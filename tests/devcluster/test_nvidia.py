@@ -1,4 +1,4 @@
-"""What NVIDIA's runtime may hand out on a node with played GPUs."""
+"""Devices that NVIDIA's runtime offers on a node with simulated GPUs."""
 
 from __future__ import annotations
 

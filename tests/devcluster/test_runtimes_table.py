@@ -1,4 +1,4 @@
-"""docs/runtimes.md promises a test per row; these keep the page and the tests together."""
+"""docs/runtimes.md promises a test per row; page and tests stay consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How clusters are found, told dead from alive, and swept."""
+"""How clusters are found, recognized as dead or alive, and swept."""
 
 from __future__ import annotations
 

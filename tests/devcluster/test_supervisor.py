@@ -1,4 +1,4 @@
-"""The supervisor in real namespaces, without any Kubernetes: it owns processes, and nothing outlives it."""
+"""The supervisor in real namespaces, without Kubernetes: it owns processes, and none outlives it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Looks at the controllers' page in a browser inside the cluster's network: `browse.py URL HOLDER WAITER FOLDER`.
+"""Reads the controllers' page in a browser inside the cluster's network: `browse.py URL HOLDER WAITER FOLDER`.
 
-Prints what it saw, a JSON line per step; ends well after it has seen the holder's GPUs fall free without a reload.
+Prints a JSON line per step; succeeds once the page shows the holder's GPUs as free without a reload.
 """
 
 import json

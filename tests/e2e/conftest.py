@@ -1,6 +1,6 @@
-"""One cluster with four real nodes and all of Atoll, and one with NVIDIA's runtime, shared by the tests of this folder.
+"""Clusters that the tests of this folder share: one with four real nodes and all of Atoll, one with NVIDIA's runtime.
 
-Every test works in a namespace of its own and leaves no pod behind; the check at its end is the product's own audit.
+Every test uses its own namespace and deletes its pods; afterwards `atoll audit` must find nothing.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ OPTIONS = {
     "agent": ("--poll-seconds", "5", "--simulated-order", "shuffled"),
     "controllers": ("--lease-duration-seconds", "4", "--renew-deadline-seconds", "3", "--retry-seconds", "0.5"),
 }
-"""NVML order differs from device ids, and a killed leader is succeeded in seconds."""
+"""NVML order differs from device ids, and a new leader takes over within seconds."""
 
 
 @pytest.fixture(scope="session")
 def installation() -> Iterator[Installation]:
-    """A running cluster with Atoll installed from deploy/, every part under its own identity."""
+    """Yield a cluster with Atoll installed from deploy/, every part with its own identity."""
     with DevCluster.start(f"e2e-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
         installed = Installation(cluster, options=OPTIONS)
         installed.install()
@@ -37,20 +37,20 @@ def installation() -> Iterator[Installation]:
 
 @pytest.fixture
 def world(installation: Installation, request: pytest.FixtureRequest) -> Iterator[RealCluster]:
-    """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
+    """Yield a namespace for one test; afterwards its pods are gone and the audit finds nothing."""
     with RealCluster.of_one_test(installation) as world:
         yield world
 
 
 @pytest.fixture(scope="session")
 def machine_room() -> Iterator[MachineRoom]:
-    """The cluster whose agents read played GPUs by the real bindings, under NVIDIA's own runtime."""
+    """Yield the cluster whose agents read simulated GPUs through the real bindings, with NVIDIA's own runtime."""
     with MachineRoom.open() as room:
         yield room
 
 
 @pytest.fixture
 def room_world(machine_room: MachineRoom) -> Iterator[RealCluster]:
-    """A namespace of that cluster for one test."""
+    """Yield a namespace of the machine room for one test."""
     with RealCluster.of_one_test(machine_room.installation) as world:
         yield world

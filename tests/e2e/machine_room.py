@@ -1,9 +1,9 @@
-"""Three nodes whose agents read played GPUs through their vendor's real bindings, two with NVIDIA's own runtime.
+"""Three nodes whose agents read simulated GPUs through the vendor's real bindings; two have NVIDIA's own runtime.
 
-`hopper` keeps runc as its default runtime and offers NVIDIA's as a handler, the set-up that Atoll recommends. On
-`ampere` NVIDIA's is everybody's default, as many installers leave it, and its first GPU is split. `instinct` has AMD's
-cards and no runtime that knows them. The webhook puts pods with NVIDIA claims into Atoll's RuntimeClass. A container
-that runs `LOOK` prints its device nodes beside its variables.
+`hopper` has runc as default runtime and NVIDIA's as a handler, which Atoll recommends. `ampere` has NVIDIA's as
+default, which many installers set, and its first GPU is split. `instinct` has AMD cards and no AMD runtime. The webhook
+puts pods with NVIDIA claims into Atoll's RuntimeClass. A container that runs `LOOK` prints its device nodes and
+variables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORDERS = {
     "ampere": (1, 0, 3, 2),
     "instinct": (5, 0, 3, 1, 2, 4, 7, 6),
 }
-"""NVML index -> position; on machines where index, minor number and id agree, taking one for another would pass."""
+"""NVML index -> position; it differs from minor number and device id, so a mix-up fails."""
 SWITCHES = {"hopper": ((0, 2), (1, 3), (4, 7), (5, 6))}
 """Positions of the GPUs that share a PCIe switch and a network adapter."""
 SPLIT_GPU = 0
@@ -49,7 +49,7 @@ ASK_FOR_ALL = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
 
 @dataclass(frozen=True, slots=True)
 class MachineRoom:
-    """The cluster with Atoll, and the machines of its nodes."""
+    """A cluster with Atoll, and the simulated machines of its nodes."""
 
     installation: Installation
     machines: dict[str, GpuMachine]
@@ -78,11 +78,11 @@ class MachineRoom:
 
     @property
     def nvidia(self) -> dict[str, GpuMachine]:
-        """The machines with NVIDIA's cards."""
+        """Machines with NVIDIA cards."""
         return {name: machine for name, machine in self.machines.items() if not machine.is_amd}
 
     def reboot(self, spec: DevNodeSpec, *, order: Sequence[int]) -> None:
-        """Pull the plug of a node and let it boot with other NVML indices; returns when its agent reports again."""
+        """Kill a node and boot it with other NVML indices; return when its agent reports again."""
         agent = f"agent@{spec.name}"
         self.installation.cluster.stop_node(spec.name)
         self.installation.cluster.wait_exit(agent)
@@ -93,18 +93,18 @@ class MachineRoom:
 
 
 def looking_container(world: RealCluster, name: str, *, gpus: int | None = None, **fields: Any) -> dict[str, Any]:
-    """Return a container of an image that asks for all GPUs; it prints what it was given and stays."""
+    """Return a container that prints its GPUs and keeps running; its image requests all GPUs."""
     made = world.container(name, script=LOOK + STAY, gpus=gpus)
     return {**made, "image": "localhost/cuda:1", **fields}
 
 
 def looking_pod(world: RealCluster, name: str, claim: str | None, **spec: Any) -> dict[str, Any]:
-    """Return a pod with one such container, `main`."""
+    """Return a pod with one looking container, `main`."""
     return world.pod_body(name, claim, **{"containers": [looking_container(world, "main")], **spec})
 
 
 def device_nodes(world: RealCluster, name: str, container: str = "main") -> set[str]:
-    """Return the GPUs' device nodes in the container's /dev at its last start."""
+    """Return the GPU device nodes in the container's /dev at its last start."""
     text = world.wait(lambda: "NODES=" in (log := world.logs(name, container)) and log, f"{name} to list its devices")
     assert isinstance(text, str)
     line = next(line for line in reversed(text.splitlines()) if line.startswith("NODES="))
@@ -112,13 +112,13 @@ def device_nodes(world: RealCluster, name: str, container: str = "main") -> set[
 
 
 def nodes_of(world: RealCluster, node: str, uuids: Sequence[str]) -> set[str]:
-    """Return the device nodes of GPUs by the agent's report: the driver names them by minor number."""
+    """Return the device nodes of GPUs, from the minor numbers in the agent's report."""
     devices = {device["uuid"]: device for device in world.report(node)["status"]["devices"]}
     return {f"nvidia{devices[uuid]['minor']}" for uuid in uuids}
 
 
 def runtime_class(world: RealCluster, name: str, handler: str) -> None:
-    """Make a RuntimeClass; one that is there already is fine."""
+    """Create a RuntimeClass if it does not exist."""
     body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler}
     done = world.kubectl("apply", "-f", "-", text=json.dumps(body))
     assert done.returncode == 0, done.stderr

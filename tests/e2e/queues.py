@@ -1,4 +1,4 @@
-"""What tests say to the real Kueue: queues with a quota of GPUs, what is put into them, and what became of it."""
+"""Helper for the real Kueue: queues with a GPU quota, their workloads, and the results."""
 
 from __future__ import annotations
 

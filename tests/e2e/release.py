@@ -1,8 +1,7 @@
-"""Atoll as a Helm release on real nodes: installed, upgraded, rolled back and uninstalled as an administrator does it.
+"""Atoll as a Helm release on real nodes: installed, upgraded, rolled back and uninstalled as by an administrator.
 
-Nothing of Atoll runs beside the cluster: the image is the one that `make image` assembles, the scheduler is the chart's
-own, the agents find the driver's library where NVIDIA's runtime puts it, and every part talks to the API server as the
-ServiceAccount of its pod.
+Every part of Atoll runs in a pod: the image is that of `make image`, the scheduler is the chart's own, the agents find
+the driver's library where NVIDIA's runtime mounts it, and every part uses the ServiceAccount of its pod.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""AMD's cards on a real node: the agent reads them by AMD's own bindings, and a container finds them in AMD's variable.
+"""AMD cards on a real node: the agent reads them through AMD's own bindings; a container gets them in AMD's variable.
 
-The library behind the bindings is a mock, which a test changes under the running node. There is no runtime here that
-knows AMD's cards, so containers find the variable and no device (docs/runtimes.md).
+The library behind the bindings is a mock, which a test changes under the running node. The node has no AMD runtime, so
+containers get the variable but no device (docs/runtimes.md).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """Atoll as an administrator installs it: `helm install`, every part a pod on a real node.
 
-The plain manifests are the same objects (tests/deploy/test_chart.py), so that `kubectl apply -k deploy` is not tried
-here once more.
+The plain manifests have the same objects (tests/deploy/test_chart.py), so `kubectl apply -k deploy` needs no test here.
 """
 
 from __future__ import annotations

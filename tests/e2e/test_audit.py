@@ -1,4 +1,4 @@
-"""`atoll audit` on a real control plane: what is broken is found and repaired under the shipped roles and policies."""
+"""`atoll audit` on a real control plane: it finds and repairs damage with the shipped roles and policies."""
 
 import json
 import sys

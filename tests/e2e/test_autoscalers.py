@@ -1,4 +1,4 @@
-"""What autoscalers and quotas see of pods that wait, on a running cluster: docs/autoscaler.md keeps its word."""
+"""What autoscalers and quotas see of waiting pods on a running cluster, as docs/autoscaler.md says."""
 
 import json
 from typing import Any

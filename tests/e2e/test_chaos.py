@@ -1,8 +1,8 @@
 """Everything around Atoll fails for minutes, on a cluster of its own; afterwards every promise holds and nothing leaks.
 
-Parts are killed and paused, kube-scheduler too; the API server is killed and comes back, etcd stands still, every
-connection of Atoll's central parts to the API server is cut at once, a real kubelet falls silent, is killed, and comes
-back. Meanwhile hundreds of pods come, and end by themselves, by a user, or by force.
+Parts and kube-scheduler are killed and paused; the API server is killed and restarted; etcd is paused; all connections
+of Atoll's central parts to the API server are cut at once; a real kubelet is paused, killed and restarted. Meanwhile
+hundreds of pods start, and end by themselves, by a user, or by force.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The chart's promises over its whole life, highly available: demo, death of leaders, upgrade, rollback, uninstall.
+"""A highly available release over its lifecycle: demo, killed leaders, upgrade, rollback, uninstall.
 
-The tests stand in the order of a cluster's life and share one cluster of three real nodes.
+The tests run in the order of a cluster's lifecycle and share one cluster of three real nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`atoll gpu` against a real cluster: an administrator keeps one GPU from new pods, gives it back, declares it well."""
+"""`atoll gpu` on a real cluster: an administrator cordons one GPU, uncordons it, and declares it healthy."""
 
 import subprocess
 import sys

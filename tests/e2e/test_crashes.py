@@ -1,4 +1,4 @@
-"""Parts of Atoll are killed at arbitrary moments while pods come and go; afterwards every promise holds."""
+"""Parts of Atoll are killed at arbitrary moments while pods start and end; afterwards every promise holds."""
 
 import os
 import random

@@ -1,6 +1,6 @@
 """Every command block of README and docs/ works as it stands, on a cluster where every part of Atoll is a pod.
 
-Blocks of one page run in one shell, in their order. Capital words that a reader replaces are replaced here.
+Blocks of one page run in one shell, in order. Placeholders in capitals are replaced.
 """
 
 import os

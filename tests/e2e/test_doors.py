@@ -1,7 +1,7 @@
-"""What a user of the namespace tries on running pods, with real kubelets behind: no way leads to another's GPUs.
+"""Attempts of a user on running pods with real kubelets: none gives access to another pod's GPUs.
 
-tests/deploy shows each policy alone, by dry runs. Here webhook, policies and kubelets are together, the user holds more
-rights than the role `edit` gives, and the proof is what the container prints when it starts again after the attempt.
+tests/deploy tests each policy alone, with dry runs. This module combines webhook, policies and kubelets; the user has
+more rights than the role `edit`, and the container's output after a restart shows its GPUs.
 """
 
 import json

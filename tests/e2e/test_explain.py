@@ -1,4 +1,4 @@
-"""What `atoll explain` and `atoll simulate` say of a running cluster, and what then really happens there."""
+"""`atoll explain` and `atoll simulate` on a running cluster: their output matches what happens next."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""GPUs that others use, on real nodes: seen by the agent, given to nobody, told to whom it concerns, free again."""
+"""GPUs in foreign use on real nodes: reported by the agent, given to nobody, reported by events, then free again."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Machines that go and come while gangs run and wait: power off, a new node, its place in the gang's story."""
+"""Machines that leave and join while gangs run and wait: power off, and a new node that a gang uses."""
 
 from __future__ import annotations
 

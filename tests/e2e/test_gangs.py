@@ -1,4 +1,4 @@
-"""Gangs on real nodes: all members start, or none holds a GPU; and back in the queue when they are not ready."""
+"""Gangs on real nodes: all members start or none holds a GPU; a gang that is not ready in time is requeued."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The whole chain on real nodes: from the driver's library over agent, ledger and runtime to what a container finds.
+"""The whole chain on real nodes: driver's library, agent, ledger, runtime, container.
 
-The agent reads by the real NVML bindings; the library behind them is a mock, which a test changes under the running
-node. Containers run under NVIDIA's own runtime, so that /dev shows what they could use.
+The agent uses the real NVML bindings; the library behind them is a mock, which a test changes under the running node.
+Containers use NVIDIA's own runtime, so /dev shows which GPUs they can use.
 """
 
 import json

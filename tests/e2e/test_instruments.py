@@ -1,4 +1,4 @@
-"""The instruments of the other tests, shown to notice what they are there for."""
+"""Checks of the end-to-end tests themselves: they detect the faults that they are for."""
 
 import pytest
 

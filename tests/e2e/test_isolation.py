@@ -1,7 +1,7 @@
-"""How hard the wall is, by runtime set-up: what real containers find in /dev under NVIDIA's own runtime.
+"""Isolation by runtime set-up: devices in /dev of real containers with NVIDIA's own runtime.
 
-The table of docs/runtimes.md names these tests. The image used here brings NVIDIA_VISIBLE_DEVICES=all, as images for
-CUDA do. Set-ups that this machine cannot show have a probe each, which fails once they can be shown.
+The table of docs/runtimes.md names these tests. The image sets NVIDIA_VISIBLE_DEVICES=all, as CUDA images do. Each
+set-up that this machine cannot run has a probe, which fails once the machine can run it.
 """
 
 import json

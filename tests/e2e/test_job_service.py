@@ -1,6 +1,6 @@
-"""The job service on a real control plane with a real kubelet: jobs run, end, and outlive the service.
+"""The job service on a real control plane with a real kubelet: jobs run, end, and survive the service.
 
-Everything goes through the command line, under tokens that the API server vouches for.
+All requests use the command line, with tokens that the API server verifies.
 """
 
 import os

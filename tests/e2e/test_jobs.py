@@ -1,4 +1,4 @@
-"""Rendered jobs on a real API server: what `atoll job render` prints, kubectl applies."""
+"""Rendered jobs on a real API server: kubectl applies the output of `atoll job render`."""
 
 import subprocess
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The real Kueue beside Atoll: Kueue says who may start, by quota; Atoll says on which GPUs.
+"""The real Kueue with Atoll: Kueue admits by quota; Atoll chooses the GPUs.
 
 One cluster with two real machines in two racks, Atoll from deploy/ and Kueue from its own manifests.
 """

@@ -1,4 +1,4 @@
-"""Machines over their life on a real kubelet: a card is taken out over a reboot, then the machine is gone for good."""
+"""Lifecycle of a machine with a real kubelet: a card is removed during a reboot, then the machine is gone for good."""
 
 import subprocess
 import sys

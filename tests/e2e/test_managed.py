@@ -1,6 +1,6 @@
-"""A cluster whose scheduler must stay, with the administrator's own certificate, as docs/clusters.md installs there.
+"""A cluster that keeps its own scheduler, with the administrator's own certificate, as in docs/clusters.md.
 
-The cluster's own kube-scheduler runs on throughout; GPU nodes are born with a taint.
+The cluster's own kube-scheduler runs all the time; GPU nodes start with a taint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many pods that want more GPUs than there are: nobody shares, nothing lies idle, and who waits knows why."""
+"""Many pods request more GPUs than exist: no GPU is shared or idle, and waiting pods show the reason."""
 
 from collections.abc import Iterable
 from typing import Any

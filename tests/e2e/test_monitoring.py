@@ -1,4 +1,4 @@
-"""Promises of deploy/monitoring on a running cluster: Prometheus scrapes every part and answers every query."""
+"""deploy/monitoring on a running cluster: Prometheus scrapes every part and answers every query."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The path of one pod: from a GpuClaim to what its containers see, on real nodes, at first start and ever after."""
+"""One pod on real nodes: from a GpuClaim to the GPUs that its containers see, at the first start and at restarts."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The controllers' page on a running cluster, seen by Debian's Chromium; ATOLL_PICTURES=FOLDER keeps the pictures."""
+"""The controllers' page on a running cluster, in Debian's Chromium; ATOLL_PICTURES=FOLDER keeps screenshots."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Preemption on a real control plane: by count through kube-scheduler, by islands through the controllers.
 
 The machine lovelace has eight cards without NVLink, four per NUMA node: two islands. A pod with policy `spread` takes
-one of each, so that what is free afterwards is enough, and not joined.
+one of each, so enough GPUs stay free, but not in one island.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Every request that Atoll does not grant, with the documented answer: refused in plain words, stripped, or waiting."""
+"""Every request that Atoll does not grant is answered as documented: refused with a message, stripped, or waiting."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""GPUs change hands only on proof, whatever happens to pod, kubelet, agent or Node.
+"""GPUs go to another pod only on proof, whatever happens to pod, kubelet, agent or Node.
 
-Every test fills the four GPUs of one machine, lets the holder leave in its own way, and has a successor wait for
-exactly those GPUs. The successor must get them in the end, and never while the former container still holds its locks.
+Every test fills the four GPUs of one machine, ends the holder in a different way, and creates a successor that waits
+for these GPUs. The successor must get them in the end, and never while the former container still holds its locks.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Two teams and one reservation on a real control plane: it is held for those who may use it, and comes back to it."""
+"""Two teams and one reservation on a real control plane: only one may use its GPUs, and they return to it."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Atoll relies on in kube-scheduler itself: a real one, the shipped configuration, and a stub for the extender."""
+"""Behaviour of kube-scheduler on which Atoll relies: the real one, the shipped configuration, and a stub extender."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""A spot training gives way to reserved work three times, by each preemptor once, and loses nothing.
+"""A spot training is preempted by reserved work three times, once by each preemptor, and loses nothing.
 
-The job is rendered from its words, runs as a real process under a real kubelet, and saves into a real folder. The
+The job is rendered from its document, runs as a real process under a real kubelet, and saves into a real folder. The
 machine lovelace has two islands of four cards.
 """
 

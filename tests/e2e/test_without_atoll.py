@@ -1,4 +1,4 @@
-"""Every part of Atoll stopped: pods that ask for no GPU must not notice, pods that hold GPUs keep them."""
+"""Every part of Atoll is stopped: pods without GPUs are unaffected, pods that hold GPUs keep them."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""A training in a container of a spot job: it saves at every step, hears of its end, and tells of both in a log.
+"""A training in a container of a spot job: it saves at every step, handles the preemption notice, and logs both.
 
-Its state is the sum of all steps, so that a step that was left out or done twice shows. It is done when a file says so.
+Its state is the sum of all steps, so a skipped or repeated step shows. It ends when a file says so.
 """
 
 import os

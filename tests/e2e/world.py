@@ -1,7 +1,7 @@
-"""What an end-to-end test says: claims, pods, and what their containers saw.
+"""Helper of end-to-end tests: claims, pods, and the GPUs that their containers saw.
 
-Every container takes an exclusive lock per uuid it was given, in a folder that all nodes share, and holds it while it
-lives. Two containers that hold one GPU at a time therefore leave a file behind, and the test that caused it fails.
+Every container holds an exclusive lock per uuid while it runs, in a folder that all nodes share. If two containers have
+the same GPU at a time, one writes a file, and the test fails.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from devcluster.errors import AdminApiError
 from devcluster.installation import Installation
 
 WAIT_SECONDS = 240.0
-"""A bound for what should take seconds: slow machines reach it never, broken promises always."""
+"""Timeout for what takes seconds, even on slow machines."""
 AUDIT_SECONDS = 60.0
 PAUSE_SECONDS = 0.2
 REVIVAL_SECONDS = 10.0
-"""How soon a part is started again that a busy machine made lose its term."""
+"""Delay before a part that lost leadership on a busy machine is restarted."""
 TELL = 'echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"'
 HOLD = f"{LOCK}{TELL}\n"
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one start of a container printed."""
+    """Output of one start of a container."""
 
     cuda: tuple[str, ...]
     nvidia: tuple[str, ...]
@@ -49,7 +49,7 @@ class Seen:
 
 @contextmanager
 def unless_missing() -> Iterator[None]:
-    """End the block quietly when the API server says that there is no such object."""
+    """Ignore an API error in the block that says that the object does not exist."""
     try:
         yield
     except AdminApiError as error:
@@ -67,7 +67,7 @@ class RealCluster:
 
     @classmethod
     def enter(cls, installation: Installation, namespace: str) -> RealCluster:
-        """Make the namespace and wait for its account."""
+        """Create the namespace and wait for its ServiceAccount."""
         installation.revive()
         world = cls(installation, namespace)
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
@@ -80,13 +80,13 @@ class RealCluster:
     @classmethod
     @contextmanager
     def of_one_test(cls, installation: Installation) -> Iterator[RealCluster]:
-        """Yield a namespace of its own; leave it afterwards."""
+        """Yield a new namespace; clean it up and check it afterwards."""
         world = cls.enter(installation, f"t-{uuid4().hex[:8]}")
         yield world
         world.leave()
 
     def leave(self) -> None:
-        """Delete every pod gracefully, wait until no Lease is left, and check that Atoll kept its promises."""
+        """Delete all pods gracefully, wait until no Lease is left, and check that Atoll kept its promises."""
         for pod in sorted(self.pods(), key=lambda pod: "nodeName" in pod["spec"]):  # or waiting ones would still start
             self.delete(pod["metadata"]["name"])
         self.wait(lambda: not self.pods(), "every pod of the test to be gone")
@@ -96,14 +96,14 @@ class RealCluster:
         self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
 
     def check_no_contention(self) -> None:
-        """Fail when two containers ever held one GPU at a time."""
+        """Fail if two containers ever had the same GPU at a time."""
         contention = self.locks / CONTENTION
         assert not contention.exists(), f"two containers held one GPU: {contention.read_text()}"
 
     def check_audit(self) -> None:
-        """Fail when the product's own audit keeps finding anything, anywhere in the cluster.
+        """Fail if `atoll audit` keeps finding anything in the cluster.
 
-        What parts of Atoll are still about to write is found too, and gone a moment later; double use never may be.
+        Findings that Atoll is about to repair are tolerated for a moment; double use is never tolerated.
         """
         deadline = time.monotonic() + AUDIT_SECONDS
         while findings := asyncio.run(find_twice(self.cluster.kubeconfig)):
@@ -112,7 +112,7 @@ class RealCluster:
 
     @property
     def locks(self) -> Path:
-        """The folder of the lock files, shared by all nodes."""
+        """Folder of the lock files, shared by all nodes."""
         return self.cluster.shared_dir
 
     # Objects
@@ -126,7 +126,7 @@ class RealCluster:
         self.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{self.namespace}/gpuclaims", body)
 
     def container(self, name: str, *, script: str = HOLD + STAY, gpus: int | None = None) -> dict[str, Any]:
-        """Return a container that runs `script`; with `gpus` it asks for them itself."""
+        """Return a container that runs `script`; with `gpus` it requests that many."""
         limits = {} if gpus is None else {names.GPU_RESOURCE: str(gpus)}
         return {
             "name": name,
@@ -153,18 +153,18 @@ class RealCluster:
         return self.create(self.pod_body(name, claim, **options))
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """Delete a pod, with `force` without waiting for kubelet; one that has gone meanwhile is fine."""
+        """Delete a pod, with `force` without waiting for kubelet; a missing pod is no error."""
         options = {"kind": "DeleteOptions", "apiVersion": "v1", **({"gracePeriodSeconds": 0} if force else {})}
         with unless_missing():
             self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}", options)
 
     def kubectl(self, *arguments: str, text: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
-        """Run kubectl in the namespace, as the administrator or as the named user, with `text` as its input."""
+        """Run kubectl in the namespace, as administrator or as `user`, with `text` as input."""
         identity = (f"--as={user}", "--as-group=system:authenticated") if user else ()
         return self.cluster.kubectl("-n", self.namespace, *identity, *arguments, input=text)
 
     def restart_container(self, name: str, container: str = "main") -> None:
-        """End the container's first process once, and wait until kubelet has started it again."""
+        """End the container's first process and wait until kubelet has restarted it."""
         inside = ("exec", name, "-c", container, "--")
         self.wait(lambda: self._starts(name, container) >= 0, f"container {container} of {name} to run")
         self.wait(lambda: self.kubectl(*inside, "true").returncode == 0, "kubelet to know its containers again")
@@ -172,27 +172,27 @@ class RealCluster:
         self.kubectl(*inside, "kill", "-TERM", "1")
         self.wait(lambda: self._starts(name, container) > before, f"container {container} of {name} to start again")
 
-    # Questions
+    # Reads
 
     def _starts(self, name: str, container: str) -> int:
-        """Return how often a container was started again; -1 while it is not running."""
+        """Return the restart count of a container; -1 while it is not running."""
         statuses = self.get(name)["status"].get("containerStatuses", [])
         return next((s["restartCount"] for s in statuses if s["name"] == container and "running" in s["state"]), -1)
 
     def maybe(self, path: str) -> Any:
-        """Return the object at `path`, None when there is none."""
+        """Return the object at `path`, or None."""
         with unless_missing():
             return self.cluster.api.get(path)
         return None
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the events about the pod of that name."""
+        """Return the events of a pod."""
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
         items: list[dict[str, Any]] = self.cluster.api.get(path)["items"]
         return [item for item in items if item["regarding"].get("name") == name]
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return every pod of the namespace."""
+        """Return all pods of the namespace."""
         items: list[dict[str, Any]] = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods")["items"]
         return items
 
@@ -202,7 +202,7 @@ class RealCluster:
         return pod
 
     def leases(self, pod_uid: str = "") -> list[dict[str, Any]]:
-        """Return the GPU Leases whose holder lives in the namespace, or is the pod of that uid."""
+        """Return the GPU Leases of holders in the namespace, or of the pod with that uid."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases"
         leases = [item for item in self.cluster.api.get(path)["items"] if item["metadata"]["name"].startswith("gpu-")]
         holders = ((lease, lease["spec"].get("holderIdentity", "")) for lease in leases)
@@ -213,7 +213,7 @@ class RealCluster:
         ]
 
     def allocation(self, name: str) -> Allocation | None:
-        """Return the GPUs of a pod as its annotations say."""
+        """Return the GPUs in a pod's annotations."""
         return parse_allocation(self.get(name)["metadata"].get("annotations", {}))
 
     def report(self, node: str) -> dict[str, Any]:
@@ -222,11 +222,11 @@ class RealCluster:
         return report
 
     def logs(self, name: str, container: str = "main") -> str:
-        """Return what a container printed, through the API server."""
+        """Return a container's output from the API server."""
         return self.cluster.kubectl("logs", "-n", self.namespace, name, "-c", container).stdout
 
     def seen(self, name: str, container: str = "main") -> Seen:
-        """Return what the container of a running pod saw, once it has printed it."""
+        """Wait for and return what the container of a running pod saw."""
         text = self.wait(
             lambda: "CUDA=" in (log := self.logs(name, container)) and log, f"{name} to print what it sees"
         )
@@ -235,7 +235,7 @@ class RealCluster:
         return Seen(_split(fields["CUDA"]), _split(fields["NVIDIA"]), fields["ORDER"])
 
     def message(self, name: str) -> str:
-        """Return why a pod is not scheduled, as its condition says."""
+        """Return the message of a pod's PodScheduled condition."""
         conditions = self.get(name)["status"].get("conditions", [])
         return next(
             (c.get("message", "") for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), ""
@@ -244,13 +244,13 @@ class RealCluster:
     # Waiting
 
     def wait_event(self, name: str, reason: str) -> None:
-        """Wait until an event with that reason tells about the pod: events follow what they tell of."""
+        """Wait for an event of the pod with that reason; events come after the change they report."""
         self.wait(
             lambda: reason in {event["reason"] for event in self.events(name)}, f"the event {reason} about {name}"
         )
 
     def wait(self, question: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) -> T:
-        """Return the first true answer; fail with `what` when none comes."""
+        """Return the first true answer; fail with `what` on timeout."""
         started = time.monotonic()
         revival = started + REVIVAL_SECONDS
         while True:
@@ -274,7 +274,7 @@ class RealCluster:
         return self.wait_phase(name, "Running")
 
     def wait_rejected(self, name: str) -> str:
-        """Wait until kube-scheduler gave up on the pod for now, and return why."""
+        """Wait until kube-scheduler marks the pod unschedulable; return the message."""
         return self.wait(lambda: self.message(name), f"pod {name} to be rejected")
 
 

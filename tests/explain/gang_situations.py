@@ -1,6 +1,6 @@
-"""Small clusters with a gang that waits, as data.
+"""Small clusters with a waiting gang, as data.
 
-In: nodes in racks, pods that hold GPUs, how many members of how many GPUs. Out: a ClusterSnapshot with the gang.
+Takes nodes in racks, pods that hold GPUs, and the number of members and their GPUs; returns a ClusterSnapshot.
 """
 
 from collections.abc import Mapping, Sequence

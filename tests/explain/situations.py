@@ -1,6 +1,6 @@
-"""Small clusters as data: nodes of known machines, pods that hold GPUs, one pod that waits.
+"""Small clusters as data: nodes of known machines, pods that hold GPUs, one waiting pod.
 
-In: a few words per node and pod. Out: a ClusterSnapshot as the API server would give it.
+Takes a few words per node and pod; returns a ClusterSnapshot as from the API server.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Promise: explain and simulate never disagree with the extender: they are compared with its replies over HTTP."""
+"""Explain and simulate never disagree with the extender: the tests compare them with its replies over HTTP."""
 
 import random
 from collections.abc import AsyncIterator

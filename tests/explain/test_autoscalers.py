@@ -1,4 +1,4 @@
-"""What autoscalers can see of a node: counts. Where counts and Atoll's books differ, docs/autoscaler.md says so."""
+"""Autoscalers see only counts of a node; docs/autoscaler.md lists where these differ from Atoll's ledger."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises about the commands that docs/explain.md tells of: they exist, with those options, also for kubectl."""
+"""The commands in docs/explain.md exist with their options, also as kubectl plugins."""
 
 import json
 import re

@@ -1,7 +1,7 @@
-"""Promises of proposals where GPUs are not all that is in the way: ports, neighbours, cpu, taints, kinds of nodes.
+"""Proposals if more than GPUs is missing: ports, anti-affinity, CPU, taints, kinds of nodes.
 
-Brute force over single pods and nodes, on clusters of one or two nodes: what helps is found, and what is proposed
-helps. Shares nothing with the searches but the decision itself.
+Brute force over single pods and nodes, on clusters of one or two nodes: explain finds what helps, and its proposals
+help. It shares only the decision itself with the searches.
 """
 
 import random

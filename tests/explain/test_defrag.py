@@ -1,5 +1,4 @@
-"""Promises of `atoll defrag`: every plan makes room, every pod that moves finds a place, and who may not be disturbed
-is not."""
+"""`atoll defrag`: every plan makes room, every moved pod gets a place, and protected pods are not moved."""
 
 import random
 from dataclasses import replace

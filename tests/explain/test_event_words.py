@@ -1,4 +1,4 @@
-"""Promise: the event of a waiting pod and `atoll explain` say the same of the same cluster."""
+"""The event of a waiting pod and `atoll explain` say the same about the same cluster."""
 
 from collections import Counter
 

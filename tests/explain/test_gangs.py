@@ -1,4 +1,4 @@
-"""Promises of `atoll explain gang/NAME`: the controllers' own words, domain by domain, and proposals that come true."""
+"""`atoll explain gang/NAME`: the controllers' own messages, domain by domain, and proposals that work."""
 
 import random
 from collections.abc import Iterator

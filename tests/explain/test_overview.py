@@ -1,4 +1,4 @@
-"""Promises of `atoll top`, `atoll gangs`, `atoll history`: what is told is what the cluster holds."""
+"""`atoll top`, `atoll gangs`, `atoll history`: the output matches the cluster."""
 
 from dataclasses import replace
 from io import StringIO

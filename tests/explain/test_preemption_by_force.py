@@ -1,9 +1,8 @@
-"""Promise: simulated preemption is what kube-scheduler and the running extender do, and who is evicted for an island is
-found by trying everybody.
+"""Simulated preemption matches kube-scheduler and the running extender; brute force finds the victims for an island.
 
-The other side shares no code with simulations: kube-scheduler's dry run and its choice between nodes are written anew
-on plain numbers, after `pkg/scheduler/framework/preemption`; victims that links take besides come from the
-extender's own replies over HTTP, and so does what fits.
+The reference shares no code with the simulation: it reimplements kube-scheduler's dry run and choice of nodes on plain
+numbers, after `pkg/scheduler/framework/preemption`. Victims because of links, and whether a pod fits, come from the
+extender's replies over HTTP.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""Promise of `atoll simulate`: whom a pod would push out is what kube-scheduler and the extender come to together.
+"""`atoll simulate` predicts the victims that kube-scheduler and the extender choose together.
 
-kube-scheduler's part is written here once more, from its own source (defaultpreemption, and preemption.go) and with
-nothing but counts of GPUs: no code of Atoll's takes part in it. The extender answers over HTTP.
+The tests reimplement kube-scheduler's part after its source (defaultpreemption, and preemption.go), with GPU counts
+only and without Atoll's code. The extender answers over HTTP.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Promises of proposals, over random small clusters and by brute force."""
+"""Proposals for random small clusters, checked by brute force."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`atoll simulate` and `atoll explain` know reservations: where their pods would go, and why not."""
+"""`atoll simulate` and `atoll explain` include reservations: where their pods would go, or why they do not fit."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of `atoll simulate`: the webhook's shape, the scheduler's choice, and nothing written."""
+"""`atoll simulate`: the webhook's changes, the scheduler's choice, and no writes."""
 
 from pathlib import Path
 from typing import Any

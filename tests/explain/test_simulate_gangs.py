@@ -1,4 +1,4 @@
-"""Promises of `atoll simulate` beyond single pods: gangs start whole or not at all, victims are told."""
+"""`atoll simulate` for gangs: they start whole or not at all, and victims are reported."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Promises of explain: in each hand-made situation it names the true cause, and something that helps."""
+"""Explain names the true cause and something that helps in each hand-made situation."""
 
 from dataclasses import dataclass, field
 from typing import Any

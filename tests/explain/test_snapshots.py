@@ -1,4 +1,4 @@
-"""Promises of snapshots: the same decisions from a file as from the cluster, nothing private in it."""
+"""Snapshots: the same decisions from a file as from the cluster, and no private data in the file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""A node with GPUs on a real control plane, and binders that reach it through a proxy that can spoil any request.
+"""A node with GPUs on a real control plane, and binders behind a proxy that can apply faults to any request.
 
-Nothing here is simulated but the network and the kubelet: Leases, Bindings and watches are the API server's.
+Only network and kubelet are simulated: Leases, Bindings and watches are the API server's.
 """
 
 import asyncio

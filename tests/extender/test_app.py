@@ -1,4 +1,4 @@
-"""Promises of the extender over HTTP: not ready is 503, nonsense is 400, and every decision is 200."""
+"""The extender over HTTP: 503 while it is not ready, 400 for invalid requests, 200 for every decision."""
 
 import asyncio
 from collections.abc import AsyncIterator

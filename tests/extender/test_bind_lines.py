@@ -1,4 +1,4 @@
-"""Promises of a bind's line in the log and its numbers: one line per bind, with pod, uid, node and attempt."""
+"""Log lines and metrics of binds: one line per bind, with pod, uid, node and attempt."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

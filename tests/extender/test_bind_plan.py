@@ -1,4 +1,4 @@
-"""Promises of the bind plan: the devices, and the literal values that each container will see."""
+"""The bind plan: devices, and the exact values that each container will see."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Promises of bind on a real API server whose network fails: bound with these GPUs, or nothing left behind.
+"""Bind on a real API server with a faulty network: the pod is bound with these GPUs, or nothing is left.
 
-And in doubt the Leases stay: nobody else gets a GPU that a late Binding could still hand out.
+If the result is unknown, the Leases stay, so nobody else gets a GPU that a late Binding could still give out.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Each field of a GpuClaim changes what a pod gets: from the object, through filter, to the devices that bind takes."""
+"""Each field of a GpuClaim has an effect on a pod, from the object through filter to the devices of the bind."""
 
 from typing import Any
 

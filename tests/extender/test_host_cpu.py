@@ -1,4 +1,4 @@
-"""Promises of the CPU that the fleet is told: what nodes have, less what every pod on them asks for."""
+"""The fleet's free CPU: that of the nodes minus the requests of all pods on them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Promises of terms: another leader is answered only from what was read in its own term."""
+"""Terms of leadership: answers to a new leader use only data read in its term."""
 
 from typing import Any
 

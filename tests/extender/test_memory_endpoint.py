@@ -1,4 +1,4 @@
-"""Promises of the extender's debug endpoint: it tells what is remembered, to whom the API server lets read it."""
+"""The extender's debug endpoint: it shows the memory to users whom the API server authorizes."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Promises of the wait for GPUs that are about to be free: it helps who would fit, and holds up nobody for long."""
+"""The wait for GPUs that will soon be free: it helps pods that would fit, and delays no pod for long."""
 
 import asyncio
 from collections.abc import Awaitable

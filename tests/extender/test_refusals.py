@@ -1,4 +1,4 @@
-"""Promises about machines whose kubelet refuses pods: their owner tries others first, and failed pods hold nothing."""
+"""Machines whose kubelet rejects pods: the owner's pods go to other nodes first, and failed pods hold nothing."""
 
 import msgspec
 import pytest

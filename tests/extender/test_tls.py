@@ -1,4 +1,4 @@
-"""Promises of the extender off loopback: only kube-scheduler's certificate gets in, and rotation needs no restart."""
+"""The extender outside loopback: it accepts only kube-scheduler's certificate, and rotation needs no restart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Promises of taking turns: kube-scheduler may send a thousand binds at once, and the API server is asked for a few."""
+"""Limit of concurrent binds: kube-scheduler may send a thousand at once, but the API server gets few at a time."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Promises of filter, prioritize and preempt: pure answers, the same for the same state, and they agree with bind."""
+"""Filter, prioritize and preempt: pure functions of the state that agree with bind."""
 
 from typing import Any
 

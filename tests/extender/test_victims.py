@@ -1,6 +1,6 @@
-"""Promises of the preempt verb: kube-scheduler's victims stay, more come only where islands need them, none in vain.
+"""The preempt verb: kube-scheduler's victims stay, more are added only if islands need them, none without use.
 
-The machine n1 has eight cards that are bridged in pairs: 0-1, 2-3, 4-5, 6-7.
+The machine n1 has eight cards with bridges between pairs: 0-1, 2-3, 4-5, 6-7.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of the wire: kube-scheduler's bytes are understood as Go writes them, and it understands ours."""
+"""The wire format: Atoll decodes kube-scheduler's JSON as Go writes it, and kube-scheduler decodes Atoll's."""
 
 import json
 

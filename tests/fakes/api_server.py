@@ -1,7 +1,7 @@
-"""A small API server that misbehaves on demand.
+"""A small API server with faults on demand.
 
-It stores objects, checks uid and resourceVersion, lists in pages or as a stream, and watches with bookmarks. It exists
-for faults that a real API server does not produce when asked: everything else is tested against the real one.
+It stores objects, checks uid and resourceVersion, lists in pages or as a stream, and watches with bookmarks. It is only
+for faults that a real API server does not produce on demand; everything else is tested against the real one.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from tests.fakes.listening import listening
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Interceptor = Callable[[str, str, Any], web.Response | None]
-"""Called with method, path and body; a response is sent instead of the usual one."""
+"""Called with method, path and body; a returned response replaces the usual one."""
 
 
 @dataclass
 class WatchStream:
-    """One open watch: what the test sends through it, and how it ends."""
+    """One open watch; the test sends events through it and ends it."""
 
     query: dict[str, str]
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
@@ -38,11 +38,11 @@ class WatchStream:
         self.lines.put_nowait(data)
 
     def close(self) -> None:
-        """End the watch as a server does at its time-out."""
+        """End the watch as a server does on timeout."""
         self.lines.put_nowait(None)
 
     def break_connection(self) -> None:
-        """Cut the TCP connection in the middle of the chunked answer."""
+        """Break the TCP connection in the middle of the chunked answer."""
         self.cut = True
         self.lines.put_nowait(None)
 
@@ -64,18 +64,18 @@ class FakeApiServer:
         self.faults: deque[tuple[str, Handler]] = deque()
         self._interceptors: list[Interceptor] = []
 
-    # What tests do to it
+    # For tests
 
     def fail(self, handler: Handler, *, times: int = 1, containing: str = "") -> None:
-        """Answer the next `times` requests whose `METHOD path?query` contains the text with `handler` instead."""
+        """Answer the next `times` requests whose `METHOD path?query` contains the text with `handler`."""
         self.faults.extend([(containing, handler)] * times)
 
     def intercept(self, interceptor: Interceptor) -> None:
-        """Call this before every request to an object is answered, so that a test can change the objects in between."""
+        """Call `interceptor` before each answer to a request for an object, so that a test can change objects first."""
         self._interceptors.append(interceptor)
 
     def put(self, path: str, obj: Object) -> Object:
-        """Create or replace the object at `path` and tell the watchers."""
+        """Create or replace the object at `path` and notify watchers."""
         old = self.objects.get(path)
         self.version += 1
         namespace, name = _split(path)
@@ -86,7 +86,7 @@ class FakeApiServer:
         return stored
 
     def remove(self, path: str) -> Object:
-        """Delete the object at `path` and tell the watchers."""
+        """Delete the object at `path` and notify watchers."""
         self.version += 1
         last = self.objects.pop(path)
         last = {**last, "metadata": {**last["metadata"], "resourceVersion": str(self.version)}}
@@ -98,10 +98,10 @@ class FakeApiServer:
         return {"metadata": {"resourceVersion": str(self.version), "annotations": annotations}}
 
     def count(self, containing: str) -> int:
-        """Return how many requests' `METHOD path?query` contain the text."""
+        """Return the number of requests whose `METHOD path?query` contains the text."""
         return sum(containing in _describe(method, path, query) for method, path, query in self.requests)
 
-    # How it answers
+    # Answers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FakeApiServer"]:
@@ -133,7 +133,7 @@ class FakeApiServer:
         return self.respond(request.method, request.path, query, self.bodies[-1])
 
     def respond(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
-        """Answer one request that is no watch, as an API server does."""
+        """Answer one request that is not a watch, as an API server does."""
         if method == "POST":
             return self._create(path, body)
         if path in self.objects:
@@ -201,13 +201,13 @@ class FakeApiServer:
 
 
 def status(code: int, reason: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """Return an answer that is a Kubernetes Status."""
+    """Return a Kubernetes Status as response."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason}
     return web.json_response({**body, "message": message}, status=code, headers=headers)
 
 
 def answering(code: int, reason: str = "", headers: dict[str, str] | None = None) -> Handler:
-    """Return a fault that answers with a Status."""
+    """Return a fault: answer with a Status."""
 
     async def handle(_request: web.Request) -> web.StreamResponse:
         return status(code, reason, f"fault {code}", headers)
@@ -257,7 +257,7 @@ def _is_collection(path: str) -> bool:
 
 
 def _belongs(path: str, collection: str) -> bool:
-    """Tell whether the object at `path` is part of `collection`, also of the collection over all namespaces."""
+    """True if `collection` contains the object at `path`; it may span all namespaces."""
     parent, _, _name = path.rpartition("/")
     if parent == collection:
         return True

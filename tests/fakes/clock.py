@@ -1,7 +1,7 @@
 """A clock that tests move by hand.
 
-`advance` walks from alarm to alarm, and lets every task that an alarm woke run until it waits again, so that code under
-test sees time pass in order. Nothing here waits for real time except network input and output.
+`advance` goes from alarm to alarm and lets every task that wakes run until it waits again, so the code under test sees
+time pass in order. Only network input and output take real time.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ SETTLE_ROUNDS_MAX = 10_000
 
 
 class ManualClock:
-    """Fits the Clock protocols of atoll.kube and atoll.service."""
+    """Implements the Clock protocols of atoll.kube and atoll.service."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)) -> None:
         self._start = start
@@ -41,7 +41,7 @@ class ManualClock:
         return sum(1 for _, _, alarm in self._alarms if not alarm.done())
 
     def next_alarm_seconds(self) -> float | None:
-        """Return how far away the next alarm is, None without one."""
+        """Return the seconds until the next alarm, or None."""
         pending = [due for due, _, alarm in self._alarms if not alarm.done()]
         return min(pending) - self._elapsed if pending else None
 
@@ -61,7 +61,7 @@ class ManualClock:
 
 
 async def settle() -> None:
-    """Let every task run until all wait for the clock, for input, or for each other."""
+    """Run all tasks until they wait for the clock, for input, or for each other."""
     ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     for _ in range(SETTLE_ROUNDS_MAX):
         await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def settle() -> None:
 
 
 async def until(condition: Callable[[], object], *, timeout_seconds: float = 10.0) -> None:
-    """Wait for a condition that network input makes true; TimeoutError if it never is."""
+    """Wait for a condition that depends on network input. Raises TimeoutError."""
     async with asyncio.timeout(timeout_seconds):
         while not condition():  # noqa: ASYNC110 - the condition belongs to code that knows no test
             await asyncio.sleep(0.001)

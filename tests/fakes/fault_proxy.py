@@ -1,8 +1,8 @@
-"""An HTTP proxy before a real API server that spoils chosen requests.
+"""An HTTP proxy in front of a real API server that applies faults to chosen requests.
 
-In: an administrator's kubeconfig. Out: a plain HTTP address to give to the code under test, and rules that say which
-request is cut, answered by somebody else, held, or robbed of its answer. Watches pass through it untouched, so that the
-code under test sees the real order of events.
+It takes an administrator's kubeconfig and offers a plain HTTP address to the code under test. Rules choose the requests
+that are cut, answered by the proxy, delayed, or lose their answer. Watches pass unchanged, so the code under test sees
+the real order of events.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ LIMIT_BYTES = 64 * 1024 * 1024
 
 @dataclass
 class Rule:
-    """Spoils a request: the `nth` that matches from now on, and the `times` - 1 after it."""
+    """Applies a fault to the `nth` matching request from now on, and to the `times` - 1 after it."""
 
     pattern: re.Pattern[str]
     fault: Fault
@@ -36,7 +36,7 @@ class Rule:
     seen: int = 0
 
     def applies(self, described: str) -> bool:
-        """Count a request, and tell whether it is to be spoiled."""
+        """Count a request; True if the fault applies to it."""
         if not self.pattern.search(described):
             return False
         self.seen += 1
@@ -44,7 +44,7 @@ class Rule:
 
 
 class FaultProxy:
-    """Forwards everything, except what `spoil` was told. `requests` lists all calls but watches, as they arrived."""
+    """Forwards all requests except those with a fault. `requests` lists all calls but watches in order of arrival."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -53,24 +53,24 @@ class FaultProxy:
         self.url = ""
 
     def spoil(self, pattern: str, fault: Fault, *, nth: int = 1, times: int = 1) -> None:
-        """Apply `fault` to the requests whose `METHOD /path` the regular expression finds; the first rule wins."""
+        """Apply `fault` to requests whose `METHOD /path` matches the regular expression; the first rule wins."""
         self._rules.append(Rule(re.compile(pattern), fault, nth, times))
 
     def heal(self) -> None:
-        """Spoil nothing any more."""
+        """Remove all rules."""
         self._rules.clear()
 
     def count(self, pattern: str) -> int:
-        """Return how many requests the regular expression finds."""
+        """Return the number of requests that match the regular expression."""
         return sum(1 for described in self.requests if re.search(pattern, described))
 
     def client_kubeconfig(self, folder: Path) -> Path:
-        """Write a kubeconfig that leads through this proxy."""
+        """Write a kubeconfig that uses this proxy."""
         return kubeconfig(folder, self.url, {}, name="through-the-proxy")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FaultProxy"]:
-        """Listen inside the block."""
+        """Listen until the block ends."""
         credentials = await Credentials.load(self._kubeconfig)
         connector = aiohttp.TCPConnector(ssl=credentials.ssl_context or True, limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
@@ -117,18 +117,18 @@ async def _stream(request: web.Request, session: aiohttp.ClientSession, url: str
 
 
 async def cut_before(request: web.Request, forward: Forward) -> web.StreamResponse:
-    """Fault: the connection breaks before the API server hears of the request."""
+    """Fault: the connection breaks before the API server gets the request."""
     return _cut(request)
 
 
 async def drop_answer(request: web.Request, forward: Forward) -> web.StreamResponse:
-    """Fault: the API server acts, and its answer is lost."""
+    """Fault: the API server handles the request, but its answer is lost."""
     await forward()
     return _cut(request)
 
 
 def answering(status: int, reason: str = "") -> Fault:
-    """Return a fault: somebody between answers, and the API server hears nothing."""
+    """Return a fault: the proxy answers, and the API server does not get the request."""
 
     async def answer(request: web.Request, forward: Forward) -> web.StreamResponse:
         body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason}
@@ -138,7 +138,7 @@ def answering(status: int, reason: str = "") -> Fault:
 
 
 def answering_after(status: int) -> Fault:
-    """Return a fault: the API server acts, and somebody between replaces its answer by a failure."""
+    """Return a fault: the API server handles the request, but the proxy answers with an error."""
     answer = answering(status)
 
     async def act_then_answer(request: web.Request, forward: Forward) -> web.StreamResponse:
@@ -149,7 +149,7 @@ def answering_after(status: int) -> Fault:
 
 
 def garbled(request: web.Request, forward: Forward) -> Awaitable[web.StreamResponse]:
-    """Fault: the API server acts, and the answer is no JSON."""
+    """Fault: the API server handles the request, but the answer is not JSON."""
 
     async def act_then_garble() -> web.StreamResponse:
         answer = await forward()
@@ -159,26 +159,26 @@ def garbled(request: web.Request, forward: Forward) -> Awaitable[web.StreamRespo
 
 
 class Held:
-    """A fault that holds requests: `reached` is set when one arrived, and they go on when `release` is called.
+    """A fault that delays requests until `release` is called; `reached` is set when one has arrived.
 
-    What the client does meanwhile, such as to give up, does not end the request: it will reach the API server.
+    The request reaches the API server even if the client gives up meanwhile.
     """
 
     def __init__(self, *, after: bool = False) -> None:
-        """Hold before the API server hears of the request, or with `after` the answer."""
+        """Delay the request before the API server gets it, or with `after` the answer."""
         self._after = after
         self._released = asyncio.Event()
         self._tasks: set[asyncio.Task[web.Response]] = set()
         self.reached = asyncio.Event()
 
     async def __call__(self, request: web.Request, forward: Forward) -> web.StreamResponse:
-        """Hold one request."""
+        """Delay one request."""
         task = asyncio.create_task(self._pass_on(forward))
         self._tasks.add(task)
         return await asyncio.shield(task)
 
     async def release(self) -> list[int]:
-        """Let all held requests go on; return the API server's status for each."""
+        """Forward all delayed requests; return the API server's status for each."""
         self._released.set()
         return [answer.status for answer in await asyncio.gather(*self._tasks)]
 
@@ -190,7 +190,7 @@ class Held:
 
 
 def doing(work: Callable[[], Awaitable[object]]) -> Fault:
-    """Return a fault: something else happens first, then the request goes on."""
+    """Return a fault: run `work` first, then forward the request."""
 
     async def act_first(request: web.Request, forward: Forward) -> web.StreamResponse:
         await work()

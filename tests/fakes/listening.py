@@ -1,4 +1,4 @@
-"""Servers that listen while a block runs, and the kubeconfig that leads to one."""
+"""Servers that listen while a block runs, and a kubeconfig for one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, on a socket of its own, as an unprivileged user of a user namespace."""
+"""A real PostgreSQL for tests, on its own socket, as an unprivileged user of a user namespace."""
 
 import subprocess
 import tempfile
@@ -10,18 +10,18 @@ from devcluster.paths import cache_root
 from devcluster.system_programs import find_postgres
 
 UNPRIVILEGED = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
-"""PostgreSQL refuses root; to the files of the cache this is still who made them."""
+"""PostgreSQL refuses root; outside its user namespace, this user still owns the cache's files."""
 OPTIONS = "-c listen_addresses='' -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Run a server inside the block and give the URL of its database."""
+    """Run a server until the block ends; yield the URL of its database."""
     programs = find_postgres(cache_root(), report=lambda _text: None)
 
     def run(program: str, *arguments: str) -> None:
         command = [*UNPRIVILEGED, str(programs.folder / program), *arguments]
-        # A server that inherited our pipes would keep them open; what it says is in the log.
+        # A server that inherits our pipes would keep them open; its output is in the log.
         subprocess.run(command, env=dict(programs.environment), check=True, stdout=subprocess.DEVNULL, timeout=120)
 
     with tempfile.TemporaryDirectory(prefix="atoll-pg-") as folder:

@@ -1,8 +1,7 @@
-"""An extender that only records who is asked and answers as a file tells it: for facts about kube-scheduler itself.
+"""An extender that records calls and answers as files require, for tests of kube-scheduler's own behaviour.
 
-Run as `python stub_extender.py FOLDER`: calls go to FOLDER/calls, one `verb pod` a line. While FOLDER/reject exists,
-filter refuses every node. A bind is answered, with an error, only once FOLDER/answer-binds exists, which writes
-`answered pod`.
+Run as `python stub_extender.py FOLDER`. It writes calls to FOLDER/calls, one `verb pod` per line. While FOLDER/reject
+exists, filter refuses every node. Binds wait until FOLDER/answer-binds exists, then fail and write `answered pod`.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ PORT = 8888
 
 
 def application(folder: Path) -> web.Application:
-    """Return the stub."""
+    """Return the stub's web application."""
 
     def record(verb: str, pod: str) -> None:
         with (folder / "calls").open("a") as calls:

@@ -1,4 +1,4 @@
-"""Short ways to render a job in tests and to look into what became of it."""
+"""Helpers to render a job and to inspect the objects."""
 
 from typing import Any
 

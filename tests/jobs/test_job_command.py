@@ -1,4 +1,4 @@
-"""`atoll job`: what it prints, and with which status it ends."""
+"""`atoll job`: output and exit status."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The shipped jobs: each is valid, renders to what the schemas of Kubernetes take, and to the same bytes every time."""
+"""The example jobs: each is valid and renders reproducibly to objects that Kubernetes' schemas accept."""
 
 from pathlib import Path
 

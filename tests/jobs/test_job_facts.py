@@ -1,4 +1,4 @@
-"""Promises about following: whatever was missed between two looks, the steps are legal and lead to what is there."""
+"""Following a job: whatever was missed between two observations, the steps are legal and lead to the current state."""
 
 import itertools
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Documents of jobs: which are accepted, and how others are refused."""
+"""Job documents: which are accepted, and how others are refused."""
 
 from collections.abc import Mapping
 from typing import Any

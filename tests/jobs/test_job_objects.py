@@ -1,4 +1,4 @@
-"""What jobs become: one row for each thing that a job may say, and what stands in an object because of it."""
+"""Rendered objects of jobs: one row per field of a job, with its effect on an object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Promises about access: every permission for every role, near and far, own and others'; other tenants are not seen."""
+"""Access: every permission for every role, for own and others' jobs; other tenants are invisible."""
 
 import itertools
 

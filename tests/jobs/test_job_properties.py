@@ -1,4 +1,4 @@
-"""Any valid job: its objects are valid for Kubernetes and Atoll, always the same, and no field is lost silently."""
+"""Any valid job: its objects are valid for Kubernetes and Atoll, reproducible, and no field is lost silently."""
 
 from contextlib import suppress
 from typing import Any

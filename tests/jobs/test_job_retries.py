@@ -1,4 +1,4 @@
-"""Promises about trying again: which failures, how often, after which pause; and when a job's time is over."""
+"""Retries: which failures, how often, after which pause; and a job's time limit."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Where pods may run: rules as Kubernetes writes them, and what it cannot express."""
+"""Where pods may run: rules in Kubernetes' format, and rules that it cannot express."""
 
 from collections.abc import Mapping
 from typing import Any

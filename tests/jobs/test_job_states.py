@@ -1,4 +1,4 @@
-"""Promises of a job's life: every pair of a state and a step is a row or refused, and the picture is the table's."""
+"""Lifecycle of a job: every pair of state and step is a row or refused, and the diagram matches the table."""
 
 import itertools
 from pathlib import Path

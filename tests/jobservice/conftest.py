@@ -1,4 +1,4 @@
-"""Databases of both kinds: a file of SQLite, and a schema of a real PostgreSQL."""
+"""Fixtures: databases of both kinds, SQLite in a file and a real PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +13,14 @@ from tests.fakes.postgres import postgres
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """A server for all tests of a process."""
+    """Yield a PostgreSQL server for all tests of a process."""
     with postgres() as url:
         yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database, of each kind in turn."""
+    """Yield the URL of an empty database, once per kind."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/jobs.db"
         return
@@ -36,7 +36,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """A database with tables."""
+    """Yield a database with tables."""
     found = opened(database_url)
     yield found
     found.close()

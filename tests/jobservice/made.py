@@ -1,4 +1,4 @@
-"""Jobs for tests."""
+"""Builders of jobs."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""The API of the job service without a socket, with tokens that are names, and logs that are given."""
+"""The job service's API without a socket, with names as tokens, and given logs."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Promises of the API: what is submitted is kept, who may not see does not see, and every refusal says what to do."""
+"""The API: submitted jobs are stored, unauthorized users see nothing, and every refusal says what to do."""
 
 import asyncio
 import json

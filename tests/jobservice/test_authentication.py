@@ -1,4 +1,4 @@
-"""Promises about tokens: the API server decides whose they are, strangers cost it little, nothing is kept in clear."""
+"""Tokens: the API server identifies the user, invalid ones cost it little, and none is stored in clear text."""
 
 import asyncio
 import json

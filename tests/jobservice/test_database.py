@@ -1,4 +1,4 @@
-"""Promises of the database: migrations up and down keep what people recorded, and whatever is unfit says so."""
+"""The database: migrations up and down keep the records, and unsuitable databases give clear errors."""
 
 from pathlib import Path
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""Promises of the running parts: news of every kind leads to a look, and bad starts are told."""
+"""The running service: every kind of change triggers a reconciliation, and failed starts are reported."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
-"""The service is killed at its writes, not answered, and left alone with a busy cluster: no job is lost or doubled.
+"""The service is killed at writes, gets no answers, and runs with a busy cluster: no job is lost or duplicated.
 
-Each history is a seed: people submit, cancel and retry, Kueue admits and preempts, pods fail, somebody deletes objects
-by hand, and the process dies before or after a write to the database or to the API server, again and again. In the end
-faults stop, one resync follows, and records and cluster agree. ATOLL_HISTORIES=n tries more.
+Each seed is a history: people submit, cancel and retry, Kueue admits and preempts, pods fail, somebody deletes objects
+by hand, and the process dies again and again before or after a write to the database or the API server. Finally faults
+stop, one resync runs, and records and cluster agree. ATOLL_HISTORIES=n runs more.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The service dies at every single write of a job's life, before it was carried out and after, and is started again.
+"""The service is killed at every write of a job's lifecycle, before or after it is carried out, and restarted.
 
-One life with everything in it: created, killed for its memory, tried again, cancelled while it runs. Each write to the
-database or to the API server is a point to die at; whatever the point, the life ends the same.
+The job is created, killed for its memory, retried, and cancelled while it runs. The process is killed at each write to
+the database or the API server in turn; the job always ends the same.
 """
 
 from collections import Counter

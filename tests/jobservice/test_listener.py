@@ -1,4 +1,4 @@
-"""Promises of the listener: what a request may hold is bounded, slow senders are cut, and stopping ends what runs."""
+"""The listener: requests are bounded, slow clients are disconnected, and stopping ends running requests."""
 
 import asyncio
 import contextlib

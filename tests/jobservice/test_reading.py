@@ -1,4 +1,4 @@
-"""Promises of the reader: the fields of real objects become facts, and odd ones do no harm."""
+"""The reader: fields of real objects become facts, and unexpected values do no harm."""
 
 import json
 from typing import Any

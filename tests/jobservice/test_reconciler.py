@@ -1,4 +1,4 @@
-"""Promises of the reconciler: what is recorded comes to the cluster, and what the cluster shows is recorded."""
+"""The reconciler: it creates recorded jobs in the cluster, and records the cluster's state."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

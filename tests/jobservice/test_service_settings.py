@@ -1,4 +1,4 @@
-"""Promises of the settings: nothing opens the service to anybody by accident, and bad files say what is wrong."""
+"""The settings: no default opens the service by accident, and bad files give clear errors."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of the records, on SQLite and on a real PostgreSQL: nothing twice, nothing lost, nothing half done."""
+"""The records on SQLite and on a real PostgreSQL: no duplicates, no losses, no partial writes."""
 
 import asyncio
 from dataclasses import replace

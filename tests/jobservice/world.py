@@ -1,6 +1,6 @@
-"""A cluster in memory that runs Jobs and Deployments, and a service that dies, or is not answered, at any write.
+"""A cluster in memory that runs Jobs and Deployments, and a service that can be killed or get no answer at any write.
 
-Time passes when a test says so. What the cluster does to a job is decided by a seeded generator: a history is its seed.
+Tests move the time. A seeded generator decides what happens to a job, so a seed determines the history.
 """
 
 import json
@@ -31,13 +31,13 @@ JOBS, DEPLOYMENTS = "/apis/batch/v1/namespaces/{}/jobs", "/apis/apps/v1/namespac
 
 
 class ServiceKilled(BaseException):
-    """The service's process ends here."""
+    """The service's process was killed."""
 
 
 @dataclass
 class Faults:
-    """What happens at the next writes: `kill_at` is the number of a write, from 0, before or after which the process
-    dies; `loss` is the share of requests that are not answered, carried out or not."""
+    """Faults of the next writes: the process is killed before or after write number `kill_at`, from 0; `loss` is the
+    share of requests without an answer, whether carried out or not."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     kill_at: int | None = None
@@ -46,7 +46,7 @@ class Faults:
     writes: int = 0
 
     def write(self, what: Callable[[], T], lost: Callable[[], Exception]) -> T:
-        """Carry out a write, or not, and tell of it, or not."""
+        """Carry out a write, or apply a fault before or after it."""
         number, self.writes = self.writes, self.writes + 1
         if number == self.kill_at and not self.kill_after:
             raise ServiceKilled
@@ -61,25 +61,25 @@ class Faults:
         return result
 
     def read(self, what: Callable[[], T], lost: Callable[[], Exception]) -> T:
-        """Carry out a read, or do not answer it."""
+        """Carry out a read, or raise the error of a lost answer."""
         if self.rng.random() < self.loss:
             raise lost()
         return what()
 
 
 class FaultyDatabase(Database):
-    """The real database, in this thread, with faults."""
+    """The real database with faults, in this thread."""
 
     def __init__(self, engine: Any, faults: Faults) -> None:
         super().__init__(engine)
         self._faults = faults
 
     async def read(self, work: Callable[[Session], T]) -> T:
-        """Read, or find the database gone."""
+        """Read, or fail because the database is gone."""
         return self._faults.read(lambda: self._run(work, writes=False), _database_gone)
 
     async def write(self, work: Callable[[Session], T]) -> T:
-        """Write, or find the database gone, or die."""
+        """Write, or fail because the database is gone or the process is killed."""
         return self._faults.write(lambda: self._run(work, writes=True), _database_gone)
 
 
@@ -101,7 +101,7 @@ class WorldApi:
     async def list(
         self, path: str, decode: Callable[[bytes], T], *, params: Mapping[str, str | int] | None = None
     ) -> Listing[T]:
-        """GET a collection, by labels."""
+        """List a collection, filtered by labels."""
         wanted = dict(
             part.split("=", 1) for part in str((params or {}).get("labelSelector", "")).split(",") if "=" in part
         )
@@ -129,24 +129,24 @@ def _unanswered(path: str) -> Exception:
 
 
 class JobWorld:
-    """One cluster, and what its controllers and kubelets do in it."""
+    """One cluster with simulated controllers and kubelets."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
         self.server = FakeApiServer()
         self.clock = ManualClock()
         self.created: list[tuple[str, str, str]] = []
-        """Kind, job and attempt of everything that was created."""
+        """Kind, job and attempt of every created object."""
         self.plays = True
         self.fates: dict[str, str] = {}
-        """By job name: what its pods come to, instead of success."""
+        """Outcome of a job's pods by job name; default: success."""
         self.holds: set[str] = set()
         """Names of jobs that Kueue has not admitted."""
 
-    # As the API server
+    # API server
 
     def answer(self, method: str, path: str, body: Any = None) -> bytes:
-        """Answer a request. Raises what the real client raises."""
+        """Answer a request. Raises the real client's errors."""
         if method == "POST" and path.rsplit("/", 1)[-1] in ("jobs", "deployments"):
             self._note(path, body)
         if method == "DELETE" and path in self.server.objects and self._stays(path, body):
@@ -158,7 +158,7 @@ class JobWorld:
         return raw
 
     def collection(self, path: str) -> list[Object]:
-        """Return the objects of a collection, also of the one over all namespaces."""
+        """Return the objects of a collection, which may span all namespaces."""
         *root, plural = path.strip("/").split("/")
         base = "/" + "/".join(root)
         return [
@@ -174,7 +174,7 @@ class JobWorld:
             body["spec"] = body["spec"] | {"suspend": True}
 
     def _stays(self, path: str, options: Object) -> bool:
-        """Mark what is deleted in the foreground: it goes when its pods are gone."""
+        """Mark an object that is deleted in the foreground; True if it stays until its pods are gone."""
         current = self.server.objects[path]
         uid = options.get("preconditions", {}).get("uid")
         if options.get("propagationPolicy") != "Foreground" or uid != current["metadata"]["uid"]:
@@ -185,18 +185,18 @@ class JobWorld:
     def _change(self, path: str, **sections: Any) -> None:
         self.server.put(path, self.server.objects[path] | sections)
 
-    # As controllers and kubelets
+    # Controllers and kubelets
 
     def of_kind(self, *kinds: str) -> list[tuple[str, Object]]:
-        """Return the objects of kinds with their paths."""
+        """Return the objects of the kinds, with their paths."""
         return [(path, one) for path, one in sorted(self.server.objects.items()) if one.get("kind") in kinds]
 
     def pods_of(self, uid: str) -> list[tuple[str, Object]]:
-        """Return the pods of a workload with their paths."""
+        """Return the pods of a workload, with their paths."""
         return [(path, pod) for path, pod in self.of_kind("Pod") if pod["owner"] == uid]
 
     def play(self) -> None:
-        """Let every controller and kubelet do its next thing."""
+        """Run one step of every controller and kubelet."""
         for path, one in self.of_kind("Job", "Deployment"):
             pods = self.pods_of(one["metadata"]["uid"])
             if "deletionTimestamp" in one["metadata"]:
@@ -207,7 +207,7 @@ class JobWorld:
                 self._run_job(path, one, pods)
 
     def settle(self, rounds: int = 20) -> None:
-        """Let the cluster come to rest."""
+        """Run steps until the cluster is idle."""
         for _ in range(rounds):
             self.play()
 
@@ -255,7 +255,7 @@ class JobWorld:
             self.server.put(f"/api/v1/namespaces/{namespace}/pods/{name}", pod)
 
     def _progress(self, pods: list[tuple[str, Object]], *, ends: bool) -> None:
-        """Move pods on, each or not: to run, and then to whatever fate the job has."""
+        """Advance pods, each at random: first to running, then to the job's outcome."""
         for path, pod in pods:
             phase = pod["status"]["phase"]
             if self.plays and self.rng.random() < 0.5:
@@ -272,10 +272,10 @@ class JobWorld:
         ended = {"terminated": {"reason": reason, "exitCode": 137}}
         return {"phase": "Failed", "containerStatuses": [{"state": ended}]}
 
-    # As people and Kueue
+    # People and Kueue
 
     def delete_by_hand(self, name: str) -> None:
-        """Somebody deletes a Job and its pods by force."""
+        """Delete a Job and its pods by force."""
         for path, one in self.of_kind("Job", "Deployment"):
             if one["metadata"]["name"] == name:
                 for pod_path, _ in self.pods_of(one["metadata"]["uid"]):
@@ -283,7 +283,7 @@ class JobWorld:
                 self.server.remove(path)
 
     def suspend(self, name: str, *, reason: str = "Preempted") -> None:
-        """Kueue takes a Job's quota back."""
+        """Suspend a Job as Kueue does when it takes the quota back."""
         for path, one in self.of_kind("Job"):
             if one["metadata"]["name"] == name and not _has_ended(one) and not one["spec"].get("suspend"):
                 self._change(path, spec=one["spec"] | {"suspend": True})
@@ -296,7 +296,7 @@ class JobWorld:
                 self.server.put(f"{base}/{name}", workload)
 
     def admit(self, name: str) -> None:
-        """Kueue gives a Job its quota."""
+        """Admit a Job as Kueue does."""
         self.holds.discard(name)
         for path, one in self.of_kind("Job"):
             if one["metadata"]["name"] == name and one["spec"].get("suspend"):
@@ -307,7 +307,7 @@ class JobWorld:
 
 
 class ServiceProcess:
-    """One life of the service's process: its reconciler over a world and a database."""
+    """One run of the service's process: its reconciler over a world and a database."""
 
     def __init__(
         self, world: JobWorld, engine: Any, faults: Faults | None = None, rendering: RenderSettings | None = None
@@ -319,7 +319,7 @@ class ServiceProcess:
         self.waits: dict[str, float | None] = {}
 
     async def look_at(self, job_id: str, *, rounds: int = 12) -> None:
-        """Look at a job until there is nothing to do at once."""
+        """Reconcile a job until nothing is left to do at once."""
         for _ in range(rounds):
             wait = await self.reconciler.reconcile(job_id)
             self.waits[job_id] = wait
@@ -327,7 +327,7 @@ class ServiceProcess:
                 return
 
     async def resync(self) -> None:
-        """Look at every active job and at everything in the cluster, as a process does when it starts."""
+        """Reconcile every active job and every object in the cluster, as a process does at its start."""
         active = await self.database.read(lambda session: active_ids(session, "local"))
         for job_id in dict.fromkeys([*active, *await self.reconciler.sweep()]):
             await self.look_at(job_id)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of atoll.kube: a fake API server, a client of it, and a clock moved by hand."""
+"""Fixtures for atoll.kube: a fake API server, a client for it, and a clock that tests move."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,4 +30,4 @@ def clock() -> ManualClock:
 
 
 async def no_wait(_seconds: float) -> None:
-    """Stand-in for the client's waits between attempts."""
+    """Replace the client's waits between attempts."""

@@ -1,4 +1,4 @@
-"""Promises of the watch cache: identity is the UID, late news changes nothing, gaps are told as gaps."""
+"""The watch cache: identity is the UID, late events change nothing, gaps are reported as gaps."""
 
 from dataclasses import dataclass, field
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Promises of what is counted of API calls: the audit log's words, from bounded sets, one record per try."""
+"""Metrics of API calls: the audit log's verbs, from bounded sets, one record per attempt."""
 
 import asyncio
 

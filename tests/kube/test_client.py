@@ -1,4 +1,4 @@
-"""Promises of the API client: errors told apart, time and rate bounded, nothing repeated that might act twice."""
+"""The API client: distinct errors, bounded time and rate, no retry of requests that might act twice."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of the credentials: one clear sentence when there is no way in, and rotation without a restart."""
+"""Credentials: one clear sentence if there are none, and rotation without a restart."""
 
 import json
 import ssl

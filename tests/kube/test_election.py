@@ -1,4 +1,4 @@
-"""Promises of the election: never two leaders, whatever the API, the clocks and the work do."""
+"""The leader election: never two leaders, whatever API, clocks and work do."""
 
 import asyncio
 import random

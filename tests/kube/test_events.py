@@ -1,4 +1,4 @@
-"""Promises of the event recorder: it never disturbs its caller and never floods the API server."""
+"""The event recorder: it never disturbs its caller and never floods the API server."""
 
 import asyncio
 

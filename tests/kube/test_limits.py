@@ -1,4 +1,4 @@
-"""Promises of the limits: rates hold over any time, budgets end, waits grow and stay bounded."""
+"""The limits: rates hold over any period, budgets end, waits grow and stay bounded."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Promises of patches and paths: fences are never forgotten, names never escape."""
+"""Patches and paths: fences are never omitted, names cannot escape their path."""
 
 import pytest
 

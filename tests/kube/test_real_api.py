@@ -1,4 +1,4 @@
-"""The same promises against a real API server: what the fake one assumes is what Kubernetes does."""
+"""The same promises on a real API server: the fake one behaves like Kubernetes."""
 
 import asyncio
 import random

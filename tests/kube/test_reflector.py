@@ -1,4 +1,4 @@
-"""Promises of the reflector: whatever a watch does, the copy becomes right again, nothing is lost, nothing spins."""
+"""The reflector: whatever a watch does, the copy becomes correct again, without losses or busy loops."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Promises of the watch reader: any cutting of the bytes gives the same lines; nonsense is a typed error."""
+"""The watch reader: any split of the bytes gives the same lines; invalid input is a typed error."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Promises of the work queue: each key once, never twice at a time, late ones on time, failed ones ever later."""
+"""The work queue: each key once and never twice at a time, delayed keys on time, failed keys with growing delays."""
 
 import asyncio
 from collections import Counter

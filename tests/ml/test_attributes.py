@@ -1,4 +1,4 @@
-"""Every attribute: what it is when left out, where it ends, which words it takes, which types it refuses."""
+"""Every attribute: default, bounds, accepted words, refused types."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Workers: what they advertise, which of them serve a job, and which of these is the best."""
+"""Workers: what they advertise, which can serve a job, and which is best."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Envelopes: jobs and workflows, the two places of attributes, round trips, and refusals that name the culprit."""
+"""Envelopes: jobs and workflows, the two places of attributes, round trips, and refusals that name the cause."""
 
 import copy
 import json

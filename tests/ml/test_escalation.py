@@ -1,4 +1,4 @@
-"""Which spot jobs move up, when, and where to."""
+"""Escalation of spot jobs: which, when, and to what."""
 
 from typing import Any
 

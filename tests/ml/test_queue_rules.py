@@ -1,4 +1,4 @@
-"""Queues: defaults fill gaps, limits refuse, budgets make wait, submissions have a rate."""
+"""Queues: defaults fill gaps, jobs over a limit are refused, jobs over budget wait, submissions have a rate limit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: the order in which places are tried, and the words when there is none."""
+"""Source of a model: the order of places, and the message if no place has it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Selector, affinity, anti-affinity: the truth of every operator, what refuses and what only prefers."""
+"""Selector, affinity, anti-affinity: every operator, requirements and preferences."""
 
 import json
 from typing import Any

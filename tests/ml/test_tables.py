@@ -1,4 +1,4 @@
-"""Reference tables: every row finds its card through the search that places pods."""
+"""Reference tables: the search that places pods finds the card of every row."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""URIs of models and checkpoints: forms, escapes from a place, addresses inside the cluster."""
+"""URIs of models and checkpoints: formats, path escapes, addresses inside the cluster."""
 
 import pytest
 from hypothesis import given

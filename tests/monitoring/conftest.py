@@ -1,4 +1,4 @@
-"""The registries of all parts, built as the parts build them, with nothing behind them."""
+"""Fixtures: the metrics registries of all parts, built by the parts' own code, without running parts."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -54,6 +54,6 @@ def registries() -> Iterator[Metrics]:
 
 @pytest.fixture(scope="session")
 def families() -> dict[str, Metric]:
-    """Every metric of every part by its name, counters with `_total`."""
+    """Return every metric of every part by name, counters with `_total`."""
     found = [family for metrics in registries() for family in metrics.registry.collect()]
     return {family.name + ("_total" if family.type == "counter" else ""): family for family in found}

@@ -1,4 +1,4 @@
-"""Promises of /livez and /readyz: a part that cannot decide says so, and why; the webhook's are in tests/webhook."""
+"""/livez and /readyz: a part that cannot decide is not ready and says why; tests/webhook has the webhook's."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Promises of the metrics: names by Prometheus' conventions, labels from bounded sets, each told in the reference."""
+"""Metrics: names follow Prometheus' conventions, labels have bounded values, and the reference lists each."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of deploy/monitoring: rules that promtool accepts, alerts that fire and stay quiet, pages that explain."""
+"""deploy/monitoring: promtool accepts the rules, alerts fire or stay quiet as tested, and the docs explain each."""
 
 import json
 import re

@@ -1,9 +1,8 @@
-"""Oracle of the gang search: gangs placed by trying every count on every host.
+"""Oracle of the gang search: tries every count of members on every host.
 
-Whether a placement is right, and the nearest ones there are, for a gang on a handful of hosts. Shares no code with the
-search: what a slice, a leader, a limit or a host's capacity means is defined here a second time. Complexity:
-exponential in hosts and members; for up to six hosts, six members of a pod set, machines of up to eight GPUs and two
-pod sets.
+It checks whether a placement is valid and finds the nearest ones, for a gang on a few hosts. It shares no code with the
+search: slices, leaders, limits and capacities are defined a second time. Complexity: exponential in hosts and members;
+for up to six hosts, six members of a pod set, machines of up to eight GPUs and two pod sets.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ Counts = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class ReferenceCluster:
-    """Level names, highest first, and hosts."""
+    """Names of levels, highest first, and hosts."""
 
     levels: tuple[str, ...]
     hosts: tuple[Host, ...]
 
     def domain(self, host: str, level: str) -> tuple[str, ...]:
-        """The domain of a level that a host lies in; a host of its own below the lowest level."""
+        """Return a host's domain of a level; below the lowest level, the host itself."""
         found = next(one for one in self.hosts if one.name == host)
         if level in self.levels:
             return found.path[: self.levels.index(level) + 1]
@@ -39,13 +38,13 @@ class ReferenceCluster:
 
 
 def nearest(gang: Gang, world: ReferenceCluster) -> tuple[int, int] | None:
-    """For a gang of one pod set (or one with its leader): least (steps up from the requested level to the one of which
-    a single domain holds all, domains of the requested level); None when there is no placement at all."""
+    """Return the least distance of any placement, or None without one; for a gang of one pod set, or one with its
+    leader. The distance is (steps up from the requested level to a single domain, domains of the requested level)."""
     return min((distance(gang, world, counts) for counts in placements(gang, world)), default=None)
 
 
 def distance(gang: Gang, world: ReferenceCluster, counts: Counts) -> tuple[int, int]:
-    """Steps up from the requested level, and domains of the requested level that the workers' pod sets use."""
+    """Return steps up from the requested level, and domains of the requested level that the workers use."""
     request = workers_of(gang).request
     names = [*world.levels, "host"]
     wanted = request.level if request.mode in (Mode.REQUIRED, Mode.PREFERRED) else "host"
@@ -58,12 +57,12 @@ def distance(gang: Gang, world: ReferenceCluster, counts: Counts) -> tuple[int, 
 
 
 def workers_of(gang: Gang) -> PodSet:
-    """The pod set whose request counts: the larger one, the first of equals."""
+    """Return the pod set whose request counts: the larger one, or the first of equals."""
     return max(gang.pod_sets, key=lambda pod_set: pod_set.count)
 
 
 def placements(gang: Gang, world: ReferenceCluster) -> Iterator[Counts]:
-    """Every right placement."""
+    """Yield every valid placement."""
     names = [host.name for host in world.hosts]
     choices = [_shares(pod_set.count, len(names)) for pod_set in gang.pod_sets]
     for shares in itertools.product(*choices):
@@ -76,7 +75,7 @@ def placements(gang: Gang, world: ReferenceCluster) -> Iterator[Counts]:
 
 
 def faults(gang: Gang, world: ReferenceCluster, counts: Counts) -> list[str]:
-    """What is wrong with a placement; empty when it is right."""
+    """Return the violations of a placement; empty if it is valid."""
     found = [f"{one.name} is not whole" for one in gang.pod_sets if sum(counts[one.name].values()) != one.count]
     for pod_set in gang.pod_sets:
         found += [f"{host} is excluded" for host in counts[pod_set.name] if host in pod_set.excluded]
@@ -119,14 +118,14 @@ def _sums(world: ReferenceCluster, there: Mapping[str, int], level: str) -> Coun
 
 
 def _shares(total: int, places: int) -> list[tuple[int, ...]]:
-    """Every way to deal out a number of members."""
+    """Return every way to distribute `total` members over `places`."""
     if places == 1:
         return [(total,)]
     return [(first, *rest) for first in range(total + 1) for rest in _shares(total - first, places - 1)]
 
 
 def holds(host: Host, pod_sets: Sequence[PodSet], there: Mapping[str, int]) -> bool:
-    """Whether a host has room for so many members of each pod set, GPUs in disjoint sets included."""
+    """True if a host has room for these members of each pod set, with GPUs in disjoint sets."""
     here = [one for one in pod_sets if there[one.name]]
     resources = {resource for one in here for resource in one.needs}
     for resource in resources:
@@ -145,7 +144,7 @@ def holds(host: Host, pod_sets: Sequence[PodSet], there: Mapping[str, int]) -> b
 def _sets_exist(
     machine: Machine, free: tuple[int, ...], asks: tuple[tuple[DeviceRequest, tuple[int, ...]], ...]
 ) -> bool:
-    """Whether the first ask has a set that leaves room for the others."""
+    """True if the first request has a set that leaves room for the others."""
     if not asks:
         return True
     ask, masks = asks[0]

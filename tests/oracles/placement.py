@@ -1,9 +1,9 @@
-"""Oracle of placement: the questions of topology answered by brute force, slowly and obviously.
+"""Oracle of placement: simple, slow brute force for the results of topology.
 
-Ring bandwidths, fragmentation losses, costs and best sets of a machine, each by trying everything that its definition
-names. Shares data types and the weights of the policies with the fast path and no code: what a cell, a rate, a ring or
-an island is, is defined here a second time. Complexity: exponential in the number of devices; for machines of up to
-eight devices, and rings of up to six members on dense meshes.
+It computes ring bandwidths, fragmentation losses, costs and best sets of a machine by trying all possibilities. It
+shares data types and the policies' weights with the fast path, but no code: cells, rates, rings and islands are defined
+a second time. Complexity: exponential in the number of devices; for machines of up to eight devices, and rings of up to
+six members on dense meshes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Arcs = tuple[tuple[int, int], ...]
 
 
 def forget() -> None:
-    """Drop all answers that are kept between calls."""
+    """Clear all caches."""
     for kept in (ring_gbps, link_rings, loss, relative_quality, _one_island, _full_sets, _near):
         kept.cache_clear()
 
 
 def links_between(machine: Machine, first: int, second: int) -> int:
-    """Direct links that a cell counts."""
+    """Number of direct links in a cell."""
     digits = machine.links[first][second].removeprefix("NV").removeprefix("XGMI")
     return int(digits) if digits.isdigit() else 0
 
@@ -51,7 +51,7 @@ def link_rate(machine: Machine) -> float:
 
 
 def relation(machine: Machine, first: int, second: int) -> str:
-    """PCIe relation, told or guessed from NUMA."""
+    """PCIe relation, reported or guessed from NUMA nodes."""
     if machine.pcie is not None:
         return machine.pcie[first][second]
     if links_between(machine, first, second) == 0:
@@ -74,7 +74,7 @@ def path_rate(machine: Machine, first: int, second: int) -> float:
 
 @cache
 def ring_gbps(machine: Machine, members: Set) -> float:
-    """Ring bandwidth of a set: rings of links, else the slowest step of the best round trip."""
+    """Ring bandwidth of a set in GB/s: rings of links, otherwise the slowest step of the best round trip."""
     if len(members) < 2:
         return 0.0
     trips = [min(_step(machine, *step) for step in _steps(order)) for order in _round_trips(members)]
@@ -84,7 +84,7 @@ def ring_gbps(machine: Machine, members: Set) -> float:
 
 @cache
 def link_rings(machine: Machine, members: Set) -> int:
-    """One-way rings of links that fit at the same time."""
+    """Number of one-way rings of links that fit at the same time."""
     pairs = [(first, second) for first in members for second in members if first != second]
     if machine.nvswitch or len(members) == 2:
         return min(links_between(machine, *pair) for pair in pairs)
@@ -98,7 +98,7 @@ def link_rings(machine: Machine, members: Set) -> int:
 
 
 def islands(machine: Machine) -> list[set[int]]:
-    """Sets joined by direct links; lonely devices by NUMA node, or by any PCIe path within a socket."""
+    """Sets joined by direct links; devices without links by NUMA node, or by any PCIe path within a socket."""
     count = machine.count
     linked = {
         device: any(links_between(machine, device, other) for other in range(count) if other != device)
@@ -125,7 +125,7 @@ def islands(machine: Machine) -> list[set[int]]:
 
 @cache
 def loss(machine: Machine, free: Set, demand: Demand) -> float:
-    """Expected GPUs of a free set that asks of the usual sizes cannot use at full quality."""
+    """Expected GPUs of a free set that requests of the usual sizes cannot use at full quality."""
     total = sum(count * share for count, share in demand.shares if count <= machine.count)
     lost = 0.0
     for count, share in demand.shares:
@@ -136,7 +136,7 @@ def loss(machine: Machine, free: Set, demand: Demand) -> float:
 
 
 def admits(machine: Machine, members: Set, ask: DeviceRequest) -> bool:
-    """Whether a set meets every hard condition of the ask."""
+    """True if a set meets every hard condition of the request."""
     if len(members) != ask.count:
         return False
     pairs = list(itertools.combinations(members, 2))
@@ -150,7 +150,7 @@ def admits(machine: Machine, members: Set, ask: DeviceRequest) -> bool:
 
 
 def cost(machine: Machine, free: Set, members: Set, ask: DeviceRequest, demand: Demand) -> float:
-    """Cost of taking `members` out of `free`, as topology.policies writes it down."""
+    """Cost of taking `members` out of `free`, as defined in topology.policies."""
     weights = POLICIES[ask.policy]
     rest = tuple(device for device in free if device not in members)
     pairs = list(itertools.combinations(members, 2))
@@ -171,7 +171,7 @@ def cost(machine: Machine, free: Set, members: Set, ask: DeviceRequest, demand: 
 
 
 def best(machine: Machine, free: Set, ask: DeviceRequest, demand: Demand) -> tuple[Set, float] | None:
-    """The set that comes first in the documented order, and its cost; None when no set is admitted."""
+    """First set in the documented order, with its cost; None if no set is admitted."""
     found = [members for members in itertools.combinations(sorted(free), ask.count) if admits(machine, members, ask)]
     if not found:
         return None
@@ -189,7 +189,7 @@ def best(machine: Machine, free: Set, ask: DeviceRequest, demand: Demand) -> tup
 
 @cache
 def relative_quality(machine: Machine, members: Set) -> float:
-    """Ring bandwidth against the best set of the size on the empty machine."""
+    """Ring bandwidth relative to the best set of that size on the empty machine."""
     if len(members) < 2:
         return 1.0
     sets = itertools.combinations(range(machine.count), len(members))
@@ -210,7 +210,7 @@ def _step(machine: Machine, first: int, second: int) -> float:
 
 
 def _one_way_rings(machine: Machine, members: Set) -> Iterable[Arcs]:
-    """Every ring with every choice of relays, as the sorted links it takes."""
+    """Yield every ring with every choice of relays, as its sorted links."""
     for order in _round_trips(members):
         ways = [_ways(machine, members, *step) for step in _steps(order)]
         for chosen in itertools.product(*ways):
@@ -229,7 +229,7 @@ def _ways(machine: Machine, members: Set, start: int, end: int) -> list[Arcs]:
 
 
 def _most_rings(left: dict[tuple[int, int], int], rings: list[Arcs]) -> int:
-    """Take each ring as often as wanted, in order, or pass on to the next."""
+    """Maximum number of rings: take each ring as often as possible or fewer, in order."""
     fitting = [ring for ring in rings if all(ring.count(arc) <= left[arc] for arc in ring)]
     if not fitting:
         return 0
@@ -272,7 +272,7 @@ def _near(machine: Machine, first: int, second: int) -> float:
 
 
 def _same_nic(machine: Machine, first: int, second: int) -> bool:
-    """Whether some adapter below the host bridge is as near to both as any adapter is."""
+    """True if an adapter below the host bridge is a nearest adapter of both devices."""
 
     def ranks(device: int) -> list[int]:
         return [CLOSE.index(cell) for cell in machine.nics[device]] if machine.nics else []

@@ -1,4 +1,4 @@
-"""Bounds of a listener's clients, and which connections are closed beyond them."""
+"""Limits of a listener's connections, and which connections it closes beyond them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Promises of the HTTP server: correct health, bounded bodies, metrics, and a clean end."""
+"""The HTTP server: correct health, bounded bodies, metrics, and a clean stop."""
 
 import asyncio
 

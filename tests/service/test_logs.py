@@ -1,4 +1,4 @@
-"""Promises of the logs: one JSON line each, for our records and the libraries', and never a secret."""
+"""Logs: one JSON line per record, ours and the libraries', and never a secret."""
 
 import json
 import logging

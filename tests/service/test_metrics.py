@@ -1,4 +1,4 @@
-"""Promises of the metrics registry: ended series disappear, and counters exist from the start."""
+"""The metrics registry: ended series disappear, and counters exist from the start."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Promises of the runtime: orderly stop on signals, a bound on it, and no half-alive process."""
+"""The runtime: orderly stop on signals within a time limit, and no partly running process."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Promises of the settings: one meaning for each source, misspellings refused, secrets unseen."""
+"""Settings: clear precedence of sources, misspellings are refused, secrets are hidden."""
 
 from pathlib import Path
 

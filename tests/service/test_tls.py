@@ -1,4 +1,4 @@
-"""Promises of TLS: rotation without a restart, withdrawn clients are out, broken files change nothing."""
+"""TLS: rotation without a restart, removed clients are refused, broken files change nothing."""
 
 import asyncio
 import ssl

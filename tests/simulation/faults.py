@@ -1,7 +1,7 @@
 """Kinds of faults, their frequency, and the random draws.
 
-A draw depends on the seed and on what it is for, not on the draws before it: when a step of a history is left out, the
-others meet the same faults as before, which is what lets a failing history shrink.
+A draw depends on the seed and its purpose, not on earlier draws: without one step of a history, the other steps get the
+same faults, so a failing history can shrink.
 """
 
 from collections import Counter

@@ -1,11 +1,11 @@
 """Gangs in a history: the Jobs that own members, and the promises of whole gangs.
 
-A Job makes members until so many have succeeded, deletes them while it is suspended, and knows what is done by itself,
-so that the objects of what is done may go. `GangJudge` holds what the controllers write against the truth:
+A Job creates members until enough have succeeded and deletes them while it is suspended. It counts successes itself, so
+objects of succeeded members may be deleted. `GangJudge` compares the controllers' writes with the truth:
 
-    8  members are let go when the others hold their GPUs too, and bear the id of that admission
-    9  an admission is ended for what happened in it: not for what was done and deleted, not for an earlier one
-    10 a gang that must become ready does in time, or makes room; one that fits starts, and what is done is finished
+    8  a member is ungated only if the others hold their GPUs too, and has the id of that admission
+    9  an admission ends only for events in it: not for members that succeeded and were deleted, not for an earlier one
+    10 a gang becomes ready in time or makes room; a gang that fits starts, and a gang that is done is finished
 """
 
 from collections.abc import Callable, Iterator, Sequence

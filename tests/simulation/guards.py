@@ -1,7 +1,7 @@
-"""Removable guards of the production code, to show that the simulation would notice their loss.
+"""Removable guards of the production code: the simulation must detect their removal.
 
-Each is one line of defence; its removal is what a careless change would do. Every one of GUARDS must make the
-simulation fail. A row's `seed` is where a failure was seen: the test begins there, and goes on from there.
+Each guard is one line of defence that a careless change could remove. The removal of each of GUARDS must make the
+simulation fail. A row's `seed` is a seed with a failure, where the test starts.
 """
 
 from collections.abc import Callable, Iterator

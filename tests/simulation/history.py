@@ -1,7 +1,7 @@
-"""One history: the shipped shells in a simulated world, the steps of a plan, and what the judge says of it.
+"""One history: the shipped shells in a simulated world, the steps of a plan, and the judge's findings.
 
-After the last step the weather turns calm, whatever was cut, paused or killed comes back, and everything must come to
-rest: no Lease without a user, no user without a Lease, nobody waiting beside GPUs that are free, in every memory too.
+After the last step faults stop, and everything cut, paused or killed comes back. Then the system must become idle: no
+Lease without a user, no user without a Lease, no pod that waits beside free GPUs, also in every part's memory.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The judge: what containers really hold decides whether the promises were kept, after every write and every start.
+"""The judge checks the promises after every write and every start, against the GPUs that containers really use.
 
     1  a GPU that some pod may still use is promised to no other, and its Lease is not ended
     2  when everything has come to rest, what nobody uses is free: in the API and in the memory of every part
@@ -8,7 +8,7 @@
     7  an agent that is dead looks dead, whatever its clock said and whoever has restarted
 
 "May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken`
-carries the promise and the story.
+has the promise and the events before.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,9 +1,8 @@
-"""GPU machines: kubelet, containers, cgroups and the agent that reports them. What runs here is the truth of a history.
+"""GPU machines: kubelet, containers, cgroups and the agent that reports them. Their containers are a history's truth.
 
-Modelled on what was seen of a real kubelet: it works off its watch late and in order, starts what is bound, ends what
-is marked, gives a force-deleted pod a moment before its containers die, says `terminated` of every container that it
-ended, and after a reboot starts again what is still bound. Cut off or paused, it lets containers run on for as long as
-that lasts.
+Modelled on a real kubelet: it handles watch events late and in order, starts bound pods, ends deleted ones, lets
+containers of a force-deleted pod run for a moment, reports `terminated` for every container that it ended, and restarts
+bound pods after a reboot. While it is cut off or paused, containers keep running.
 """
 
 from collections.abc import Callable, Iterable

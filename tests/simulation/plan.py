@@ -1,4 +1,4 @@
-"""A history as data: steps at times, and faults. Drawn from a seed; a failing one shrinks by leaving parts out."""
+"""A history as data: steps at times, and faults. A seed determines it; a failing history shrinks by omitting parts."""
 
 import random
 from collections.abc import Callable, Iterator

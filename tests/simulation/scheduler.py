@@ -1,8 +1,7 @@
-"""kube-scheduler as the extender knows it: one scheduling cycle at a time, binds beside it, retries after a pause.
+"""kube-scheduler for the extender: one scheduling cycle at a time, binds in parallel, retries after a pause.
 
-It works on its own, stale copy of a pod. When it hears nothing of a bind in time, or the answer is lost, it forgets the
-pod and tries again: the same bind, or another node. Another leader calls another replica; what the old one had begun
-goes on.
+It uses its own, stale copy of a pod. If a bind times out or its answer is lost, it forgets the pod and tries again: the
+same bind, or another node. Another leader calls another replica; calls of the old one continue.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The API server's semantics in memory: versions, preconditions, subresources, watch logs. No network, no time.
 
-Everything that happens to an object goes through `_store` or `_remove`, which tell the listeners: the watches, the
-kubelets, the judge. `RefusedRequest` carries the answer that the real API server gives.
+All changes of objects go through `_store` or `_remove`, which notify the listeners: watches, kubelets, judge.
+`RefusedRequest` has the answer of the real API server.
 """
 
 from collections.abc import Callable, Mapping

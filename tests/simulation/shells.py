@@ -1,7 +1,7 @@
-"""The shipped processes, each cut off from the world below `atoll.kube.client`: extender replicas and controllers.
+"""The shipped processes, simulated only below `atoll.kube.client`: extender replicas and controllers.
 
-Nothing of them is rewritten here; they are put together as their `__main__` does, with a session that is simulated and
-a clock that is virtual. Killing one drops it with everything in memory; what it had sent goes on.
+They run unchanged and are assembled as in their `__main__`, with a simulated session and a virtual clock. A kill drops
+a process with its memory; requests that it has sent continue.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Crash after every single write of bind, of release and of taking back, before it was carried out and after.
+"""A crash at every write of bind, release and unreserve, before or after it is carried out.
 
-The shipped shells over the simulated API server. The process dies at the write and is started again a moment later; the
-judge watches every step, and in the end everything is at rest: nothing leaked, nobody without his GPUs.
+The shipped shells run over the simulated API server. The process dies at the write and restarts a moment later. The
+judge checks every step; at the end the system is idle, nothing is leaked, and no pod lacks its GPUs.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The promises under every fault that we can inject, over many seeded histories; and that a failure can be replayed."""
+"""The promises under every fault that can be injected, over many seeded histories; failures can be replayed."""
 
 import os
 import subprocess

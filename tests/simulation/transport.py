@@ -1,7 +1,7 @@
 """Replacement of the HTTP session below `atoll.kube.client`, the only interface where the shells are simulated.
 
-In: the requests of one process. Out: the server's answers, late, lost, doubled or refused as the weather has it. What
-was sent is carried out even if its sender has given up or died meanwhile: that is where the traps are.
+It takes the requests of one process and returns the server's answers: late, lost, doubled or refused, as the faults
+require. A sent request is carried out even if its sender has given up or died meanwhile.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Known traps: short histories that depend on a single guard. Part of all histories are traps.
+"""Known traps: short histories that depend on a single guard. Some of all histories are traps.
 
-Each is what somebody saw on a real cluster, or what a review found: late Bindings, ambiguous answers, nodes deleted and
-back, containers that outlive their pod object. Times are moved a little by the seed, so that no two runs are the same.
+Each comes from a real cluster or a review: late Bindings, ambiguous answers, nodes that are deleted and return,
+containers that outlive their pod object. The seed varies the times a little.
 """
 
 import random

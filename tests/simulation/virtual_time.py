@@ -1,7 +1,7 @@
-"""An event loop without sockets whose time passes only when nothing is left to do now.
+"""An event loop without sockets whose time passes only if no callback is ready.
 
-A history of minutes takes milliseconds, and the same seed gives the same interleaving: whatever order callbacks run in
-follows from the delays that the simulation draws, and from nothing of this machine.
+A history of minutes takes milliseconds, and the same seed gives the same interleaving: the order of callbacks depends
+only on the delays that the simulation draws, not on the machine.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The fast path against brute force: the same sets, the same costs, on known and on random machines."""
+"""The fast path against brute force: equal sets and costs on known and random machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that differ only in numbering: one form, one set of tables, and the answers of brute force all the same."""
+"""Machines that differ only in numbering: one canonical form, one set of tables, and the results of brute force."""
 
 from __future__ import annotations
 

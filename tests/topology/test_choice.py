@@ -1,4 +1,4 @@
-"""Choices on known machines, as an engineer who knows the machine would make them by hand."""
+"""Choices on known machines, as an engineer would make them by hand."""
 
 from __future__ import annotations
 

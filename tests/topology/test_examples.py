@@ -1,4 +1,4 @@
-"""Examples that users understand: what Atoll gives on machines they know, as golden answers."""
+"""Golden results for machines that users know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Situations from the field about reading links and choosing by them."""
+"""Problems of real clusters with links and choices by links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines are built from odd facts without a crash, and from impossible ones not at all."""
+"""Machines: unusual facts cause no crash, and impossible facts are refused."""
 
 from __future__ import annotations
 

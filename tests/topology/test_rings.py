@@ -1,4 +1,4 @@
-"""Ring capacities worked out by hand: how many rings fit into known meshes, and which sets reach them."""
+"""Ring capacities calculated by hand: how many rings fit into known meshes, and which sets reach them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading saved matrices: every odd form that the field has shown, rebuilt with values of our own."""
+"""Parsing saved matrices: every unusual format from real machines, with our own values."""
 
 from __future__ import annotations
 

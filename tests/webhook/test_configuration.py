@@ -1,4 +1,4 @@
-"""The shipped webhook configuration: what it must never block, and that it agrees with the code."""
+"""The shipped webhook configuration: it never blocks certain requests, and it agrees with the code."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A pod that asks Atoll for GPUs gets none by Kubernetes' own allocation of devices as well, however it asks there."""
+"""A pod that requests GPUs from Atoll cannot also get GPUs through Kubernetes' dynamic resource allocation."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The AdmissionReview codec: what is accepted, what is a fault, what the answers look like on the wire."""
+"""The AdmissionReview codec: accepted requests, errors, and the JSON of answers."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Places for checkpoints: a folder, the memory that stands in for clouds, and a bucket of a real S3 server."""
+"""Fixtures: storage for checkpoints in a folder, in memory as a cloud, and in a bucket of a real S3 server."""
 
 import itertools
 import os
@@ -21,14 +21,14 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables of an S3 server that all tests of a process share; each has a folder of its own in the bucket."""
+    """Yield the variables of an S3 server for all tests of a process; each test has its own folder in the bucket."""
     with s3_server(tmp_path_factory.mktemp("s3")) as variables:
         yield variables
 
 
 @pytest.fixture
 def cloud() -> MemoryFileSystem:
-    """A file system of fsspec in memory, empty."""
+    """Return an empty in-memory file system of fsspec."""
 
     class Cloud(MemoryFileSystem):
         store, pseudo_dirs = {}, [""]
@@ -38,7 +38,7 @@ def cloud() -> MemoryFileSystem:
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.e2e)])
 def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder on the disk, then one in a real bucket; clients find its server through the environment."""
+    """Return a folder on disk, then one in a real bucket; clients find the server through the environment."""
     if request.param == "file":
         return f"file://{tmp_path}/run/"
     for name, value in request.getfixturevalue("s3").items():
@@ -48,13 +48,13 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def store(uri: str) -> Store:
-    """The store at the URI."""
+    """Return the store at the URI."""
     return open_store(parse_place(uri), allowed=(uri,))
 
 
 @pytest.fixture
 def run() -> Run:
-    """Start a Python program that finds the worker, and wait for its end."""
+    """Return a function that runs a Python program with the worker on its path and waits for its end."""
 
     def start(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Saving, resuming, expiring: what a training may rely on, on a disk, in S3 and in any file system of fsspec."""
+"""Saving, resuming and expiring checkpoints on disk, in S3 and in any file system of fsspec."""
 
 import logging
 import threading

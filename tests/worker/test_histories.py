@@ -1,4 +1,4 @@
-"""Any history of starts, saves, deaths and damage agrees with a model that is a list."""
+"""Any history of starts, saves, crashes and damage agrees with a simple model, a list."""
 
 from pathlib import Path
 

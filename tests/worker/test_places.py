@@ -1,4 +1,4 @@
-"""Places of checkpoints: which are accepted or refused, and that no folder leads outside the allowed prefixes."""
+"""Places of checkpoints: which are accepted or refused; no folder leads outside the allowed prefixes."""
 
 import string
 from pathlib import Path

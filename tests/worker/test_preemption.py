@@ -1,4 +1,4 @@
-"""The notice of a preemption: from the signal, from the file, beside handlers of others, in real processes."""
+"""Preemption notices: from the signal, from the file, with other signal handlers, in real processes."""
 
 import os
 import queue

@@ -1,4 +1,4 @@
-"""State dicts: through torch where it is, as JSON where it is not, and never through what could run code."""
+"""State dicts: saved with torch if installed, otherwise as JSON, and never in a format that could run code."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A training in a process of its own: every step hashes the state before it, so that the end tells of any step that was
-left out, done twice, or begun from a state that was never whole.
+"""A training in its own process. Every step hashes the state before it, so the result shows any skipped or repeated
+step, and any start from an incomplete state.
 
 Reads lines of JSON, each with its words (URI STEPS [--kept N] [--touch N | --call N --when before|after|half]) and its
 environment. Per line it forks a training, so that imports cost once, and answers with exit status and output.

@@ -1,4 +1,4 @@
-"""Gangs and members as tests of pure decisions need them."""
+"""Builders of gangs and members for tests of pure decisions."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ WAITING = ReadinessPolicy(enable=True, timeout_seconds=300, recovery_timeout_sec
 
 
 def make_gang(count: int = 4, *, name: str = "g", status: dict[str, Any] | None = None, **spec: Any) -> GpuGang:
-    """Return a gang with one pod set `workers`, unless `podSets` says otherwise."""
+    """Return a gang; by default with one pod set `workers`."""
     return GpuGang.model_validate(
         {
             "metadata": {"name": name, "namespace": "team", "uid": f"uid-of-{name}", "generation": 1},
@@ -42,7 +42,7 @@ def members(*stages: MemberStage, holds: bool = False) -> tuple[GangMember, ...]
 
 
 class Life:
-    """A gang whose decisions are written down as they are made, over a clock that the test moves."""
+    """A gang whose decisions are stored in its status, with a clock that the test moves."""
 
     def __init__(self, gang: GpuGang, policy: ReadinessPolicy = WAITING) -> None:
         self.gang = gang
@@ -50,14 +50,14 @@ class Life:
         self.now = NOW
 
     def look(self, *found: GangMember, after: float = 0.0, **view: Any) -> LifecycleDecision:
-        """Move the clock, decide, and keep the status."""
+        """Move the clock, decide, and store the status."""
         self.now += after
         decision = decide(GangView(self.gang, found, self.policy, **view), now_seconds=self.now)
         self.write(decision.status)
         return decision
 
     def write(self, status: Any) -> None:
-        """Write a status, and spec.active where it says so."""
+        """Store a status, and set spec.active if the status requires it."""
         self.gang = self.gang.model_copy(update={"status": status})
 
     def set_active(self, *, active: bool) -> None:
@@ -65,7 +65,7 @@ class Life:
         self.gang = self.gang.model_copy(update={"spec": self.gang.spec.model_copy(update={"active": active})})
 
     def condition(self, kind: str) -> tuple[str, str]:
-        """Return (status, reason) of a condition, empty texts where there is none."""
+        """Return (status, reason) of a condition; empty texts if there is none."""
         status = self.gang.status
         found = [one for one in (status.conditions if status else ()) if one.type == kind]
         return (found[0].status, found[0].reason) if found else ("", "")

@@ -1,4 +1,4 @@
-"""Decisions keep the promises, whatever happens to the members of a gang at any time."""
+"""Random histories of a gang's members: decisions keep the promises."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

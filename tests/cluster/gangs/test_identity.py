@@ -1,4 +1,4 @@
-"""What a gang goes on knowing when objects are deleted or made anew: its time, what was done, who belongs to now."""
+"""Memory of a gang when objects are deleted or recreated: its age, successes and members."""
 
 from collections.abc import Callable
 from dataclasses import replace

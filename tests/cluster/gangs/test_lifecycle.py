@@ -1,4 +1,4 @@
-"""The life cycle of a gang: the decision and the status at each step."""
+"""Lifecycle of a gang: decision and status at each step."""
 
 from dataclasses import replace
 from typing import Any

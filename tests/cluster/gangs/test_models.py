@@ -1,4 +1,4 @@
-"""One model for a whole gang, and sound machines before damaged ones, unless its claims say otherwise."""
+"""One GPU model per gang, and healthy machines before damaged ones, unless its claims say otherwise."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Pods as Job, JobSet, LeaderWorkerSet, MPIJob and PyTorchJob make them: their pod sets, ranks and made gangs.
+"""Pods of Job, JobSet, LeaderWorkerSet, MPIJob and PyTorchJob: their pod sets, ranks and created gangs.
 
 Labels, annotations, names and owners are those that the controllers of these kinds write; the user adds gang and size.
 """

@@ -1,4 +1,4 @@
-"""Since when kube-scheduler has refused a member, and how its gang counts what it lacks."""
+"""Time since kube-scheduler refused a member, and the missing members of its gang."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The rules beside the life of a gang: times, pauses, bounds, order, membership, sites, seats, room on a node."""
+"""Rules of gangs besides the lifecycle: times, pauses, bounds, order, membership, sites, seats, capacity of a node."""
 
 import datetime as dt
 from typing import Any

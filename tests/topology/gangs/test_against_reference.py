@@ -1,4 +1,4 @@
-"""The search against trying everything: it finds places when there are some, right ones, and none nearer exist."""
+"""The gang search against brute force: it finds valid placements if there are any, and none is nearer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs of all members of one host, chosen together."""
+"""Joint choice of the GPUs of all members on one host."""
 
 from __future__ import annotations
 

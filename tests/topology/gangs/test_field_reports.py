@@ -1,4 +1,4 @@
-"""Situations from the field, themes H, I and J, as far as the search decides them."""
+"""Problems of real clusters that the gang search decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small clusters and gangs that hypothesis draws, and bigger ones built by hand."""
+"""Small random clusters and gangs for hypothesis, and larger ones built by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ASKS = (
 
 @st.composite
 def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> ReferenceCluster:
-    """Hosts in up to two blocks of up to three racks, with little left on them."""
+    """Draw hosts in up to two blocks of up to three racks, with little free capacity."""
     count = draw(st.integers(1, hosts_max))
     hosts = []
     for number in range(count):
@@ -42,7 +42,7 @@ def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> ReferenceCluster:
 
 @st.composite
 def lean_worlds(draw: st.DrawFn) -> ReferenceCluster:
-    """Hosts on which only pods count: many shapes of racks in few examples."""
+    """Draw hosts where only the number of pods counts, for many rack shapes in few examples."""
     hosts = [
         Host(f"h{number}", (f"b{draw(st.integers(0, 1))}", f"r{draw(st.integers(0, 2))}"), {"pods": size})
         for number, size in enumerate(draw(st.lists(st.integers(0, 3), min_size=3, max_size=6)))
@@ -52,7 +52,7 @@ def lean_worlds(draw: st.DrawFn) -> ReferenceCluster:
 
 @st.composite
 def lean_gangs(draw: st.DrawFn, world: ReferenceCluster) -> Gang:
-    """Pods that ask for nothing but a place, in slices, limited per domain, or behind a leader."""
+    """Draw pods that need only a pod slot: in slices, limited per domain, or with a leader."""
     count = draw(st.integers(1, 7))
     grouped = draw(st.booleans())
     limits = draw(st.lists(st.builds(Limit, st.sampled_from(("host", *LEVELS)), st.integers(1, 4)), max_size=2))
@@ -71,7 +71,7 @@ def lean_gangs(draw: st.DrawFn, world: ReferenceCluster) -> Gang:
 
 @st.composite
 def requests(draw: st.DrawFn, count: int) -> TopologyRequest:
-    """Any request that can be met by `count` members in principle."""
+    """Draw any request that `count` members can meet in principle."""
     levels = [*LEVELS, "host"]
     mode = draw(st.sampled_from((Mode.REQUIRED, Mode.PREFERRED, Mode.UNCONSTRAINED, Mode.AUTO)))
     level = draw(st.sampled_from(levels)) if mode in (Mode.REQUIRED, Mode.PREFERRED) else ""
@@ -90,7 +90,7 @@ def requests(draw: st.DrawFn, count: int) -> TopologyRequest:
 def pod_sets(
     draw: st.DrawFn, world: ReferenceCluster, *, name: str = "workers", count_max: int = 5, plain: bool = False
 ) -> PodSet:
-    """Members that need a little, may not use some hosts and may be limited per domain."""
+    """Draw members with small requests, which may exclude some hosts or be limited per domain."""
     count = draw(st.integers(1, count_max))
     excluded = draw(st.sets(st.sampled_from([host.name for host in world.hosts]), max_size=1))
     limits = (
@@ -112,7 +112,7 @@ def pod_sets(
 
 @st.composite
 def gangs(draw: st.DrawFn, world: ReferenceCluster) -> Gang:
-    """One pod set, or workers with one leader."""
+    """Draw one pod set, or workers with one leader."""
     workers = draw(pod_sets(world))
     if not draw(st.booleans()):
         return Gang((workers,))
@@ -136,12 +136,12 @@ def gangs(draw: st.DrawFn, world: ReferenceCluster) -> Gang:
 
 
 def snapshot_of(world: ReferenceCluster) -> HostSnapshot:
-    """The world as the search sees it."""
+    """Convert a cluster to the search's snapshot."""
     return snapshot(world.levels, world.hosts)
 
 
 def counts_of(placement: Placement) -> dict[str, dict[str, int]]:
-    """Members per pod set and host."""
+    """Return members per pod set and host."""
     counts: dict[str, dict[str, int]] = {}
     for assignment in placement.assignments:
         there = counts.setdefault(assignment.pod_set, {})
@@ -151,7 +151,7 @@ def counts_of(placement: Placement) -> dict[str, dict[str, int]]:
 
 
 def hosts_of(placement: Placement, pod_set: str) -> list[str]:
-    """Hosts by rank."""
+    """Return hosts by rank."""
     found = next(one for one in placement.assignments if one.pod_set == pod_set)
     return [member.host for member in found.members]
 
@@ -162,7 +162,7 @@ def grid(
     machine: str = "dgx-h100",
     free: Mapping[str, int] | None = None,
 ) -> HostSnapshot:
-    """Whole machines: so many hosts per (block, rack), named block-rack-number."""
+    """Return empty machines: the given number of hosts per (block, rack), named block-rack-number."""
     shape = profile(machine).machine
     numbers = racks if isinstance(racks, Mapping) else dict.fromkeys(racks, 4)
     left = free if free is not None else {"cpu": 128_000, "memory": 1 << 40, "pods": 110}
