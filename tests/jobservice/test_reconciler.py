@@ -309,10 +309,12 @@ async def test_a_stranger_of_the_same_name_is_not_the_job(stage: JobStage) -> No
     ("labels", "told"),
     [
         pytest.param(
-            {}, "is there and is not this service's: delete it, or give the job another name", id="a stranger's"
+            {}, "exists and does not belong to this service: delete it, or give the job another name", id="a stranger's"
         ),
         pytest.param(
-            {job_names.SERVICE_ID: "another", job_names.JOB_ID: "x"}, "is not this service's", id="another service's"
+            {job_names.SERVICE_ID: "another", job_names.JOB_ID: "x"},
+            "does not belong to this service",
+            id="another service's",
         ),
     ],
 )

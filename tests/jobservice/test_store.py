@@ -101,7 +101,7 @@ async def test_a_key_that_comes_with_another_job_is_refused(database: Database) 
 
     same = await made(database, key="k-1", policy={"retry_delay_seconds": 5, "max_retries": 1})
     other_tenant = await made(database, key="k-1", tenant="other")
-    with pytest.raises(KeyReused, match=f"the idempotency key k-1 was given for job {first.id}"):
+    with pytest.raises(KeyReused, match=f"the idempotency key k-1 belongs to job {first.id}"):
         await made(database, "other", key="k-1")
 
     assert same.id == first.id
