@@ -163,7 +163,7 @@ def decode_evictions(raw: bytes) -> str:
 
 
 def _pod_reason(status: _PodStatus) -> tuple[str, str]:
-    """Return why a pod ended or waits; a disruption comes first, then the reason of the pod, a container, scheduling."""
+    """Return why a pod ended or waits; a disruption comes first, then the reason of pod, container or scheduling."""
     disrupted = _held(status.conditions, DISRUPTED)
     if disrupted is not None:
         reason = disrupted.reason or ""

@@ -157,7 +157,7 @@ def test_a_job_runs_and_its_output_is_shown(service: RunningService) -> None:
 
 def test_the_page_does_what_it_says(service: RunningService) -> None:
     """The job and the commands of docs/job-service.md, line by line."""
-    section = (REPOSITORY / "docs/job-service.md").read_text().split("## Give it jobs")[1].split("\n## ")[0]
+    section = (REPOSITORY / "docs/job-service.md").read_text().split("## Submit jobs")[1].split("\n## ")[0]
     job, commands = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)[0] for kind in ("yaml", "sh"))
     (service.folder / "hello.yaml").write_text(job.replace("busybox:1", "localhost/busybox:1"))
     lines = [line.removeprefix("atoll job ").split() for line in commands.splitlines() if line.startswith("atoll job ")]
