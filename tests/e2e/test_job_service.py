@@ -230,7 +230,7 @@ def test_a_failed_job_is_tried_again_by_hand(service: RunningService) -> None:
     service.wait("broken", "failed")
 
     assert "Error (exit code 3)" in shown
-    assert told == "job/broken is tried again (try 2)\n"
+    assert told == "job/broken is retried (attempt 2)\n"
 
 
 def test_an_object_deleted_by_hand_is_missed(service: RunningService) -> None:
