@@ -80,8 +80,8 @@ def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
     if _placed_alike(wish, said, is_led=pod_set.group is not None and pod_set.count == 1):
         return ""
     return (
-        f"pod {pod.metadata.name} asks by Kueue's annotations for {words(wish)}, and pod set {name} of the GpuGang for "
-        f"{words(said)}; remove the annotations, or write the same in the GpuGang"
+        f"pod {pod.metadata.name} asks in Kueue's annotations for {words(wish)}, and pod set {name} of the GpuGang for "
+        f"{words(said)}; remove the annotations, or set the same in the GpuGang"
     )
 
 
