@@ -165,7 +165,7 @@ def test_jobs_are_cancelled_and_tried_again(shell: Shell) -> None:
     assert shell.run("cancel", "tune") == "job/tune is being cancelled\n"
     assert "pending (cancelling)" in shell.run("list")
     assert shell.run("retry", "other") == "job/other is retried (attempt 2)\n"
-    assert "only a job that failed can be tried again" in shell.run("retry", "other", status=1)
+    assert "only a failed job can be retried" in shell.run("retry", "other", status=1)
     assert shell.run("cancel", "nobody", status=1) == "there is no job nobody\n"
     assert shell.run("show", "tune", by="zoe/others", status=1) == "there is no job tune\n"
 

@@ -240,4 +240,4 @@ def test_an_object_deleted_by_hand_is_missed(service: RunningService) -> None:
     service.cluster.kubectl("delete", "job", "lost", "-n", NAMESPACE, "--grace-period=1", check=True)
     service.wait("lost", "failed")
 
-    assert "nobody asked here" in service.job("show", "lost")
+    assert "the service did not delete" in service.job("show", "lost")

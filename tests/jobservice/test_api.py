@@ -265,7 +265,7 @@ async def test_a_job_is_cancelled_once_and_retried_when_it_failed(service: JobSe
 
     assert (first.status_code, first.json()["cancel_requested_by"]) == (202, "ann")
     assert again.json() == first.json()
-    assert "only a job that failed can be tried again" in told(early, 409, "illegal-step")
+    assert "only a failed job can be retried" in told(early, 409, "illegal-step")
     assert "there is nothing left to cancel" in told(late, 409, "illegal-step")
     assert (retried.status_code, retried.json()["status"], retried.json()["attempt"]) == (200, "pending", 2)
     assert retried.json()["cancel_requested_at"] is None

@@ -262,7 +262,7 @@ async def test_a_deadline_ends_a_service_in_the_cluster_too(stage: JobStage) -> 
     record = await stage.live(job_id)
 
     assert waits == 100
-    assert (record.state, record.message) == ("failed", "the service ran the 100 s that it may run")
+    assert (record.state, record.message) == ("failed", "the service reached its maximum run time of 100 s")
     assert stage.kinds() == []
 
 
@@ -286,7 +286,9 @@ async def test_objects_that_somebody_deletes_are_missed(stage: JobStage) -> None
     record = await stage.live(job_id)
 
     assert record.state == "failed"
-    assert record.message == "its objects are gone from the cluster, and nobody asked here: deleted by hand?"
+    assert (
+        record.message == "its objects are gone from the cluster and the service did not delete them: deleted by hand?"
+    )
     assert len(stage.world.created) == 1
 
 

@@ -181,7 +181,7 @@ async def test_a_retry_by_hand_begins_anew(database: Database) -> None:
 
     assert (record.state, record.attempt, record.retry_count) == ("pending", 2, 0)
     assert (record.started_at, record.ended_at, record.message) == (None, None, "tried again by ann")
-    with pytest.raises(IllegalStep, match="only a job that failed can be tried again"):
+    with pytest.raises(IllegalStep, match="only a failed job can be retried"):
         await database.write(lambda session: retry_job(session, failed.id, now=after(9), actor="ann"))
 
 
