@@ -130,7 +130,7 @@ def _bounded(record: Mapping[str, Device], seen: set[str]) -> dict[str, Device]:
 
 
 def _with_boot(device: Device, boot_id: str) -> Device:
-    """Return a card with the boot in which it was last seen; for a card recorded by an older agent, this boot."""
+    """Return a card with the boot in which it was last seen; for one recorded by an older agent, `boot_id`."""
     return device if device.boot_id or is_instance(device) else device.model_copy(update={"boot_id": boot_id})
 
 
