@@ -138,7 +138,7 @@ async def test_out_of_service_is_such_a_word(tmp_path: Path) -> None:
 
         assert traces(running) == {REPORT, BEAT}
         (note,) = running.notes.notes_on(names.REASON_MACHINE_GONE, "n1")
-        assert note.startswith("taint node.kubernetes.io/out-of-service says")
+        assert note.startswith("taint node.kubernetes.io/out-of-service declared")
 
 
 @pytest.mark.parametrize("why", ["of another machine", "the agent is heard", "the pod is there"])
