@@ -156,24 +156,24 @@ def _observer(values: AgentSettings, backend: Backend) -> MachineObserver:
 
 
 def heed_signals(agent: NodeAgent) -> None:
-    """Let go of the driver on SIGUSR1, take it up again on SIGUSR2."""
+    """Release the driver on SIGUSR1, open it again on SIGUSR2."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, agent.let_go, "the driver was let go: SIGUSR1")
+    loop.add_signal_handler(signal.SIGUSR1, agent.let_go, "the driver was released: SIGUSR1")
     loop.add_signal_handler(signal.SIGUSR2, agent.let_go, "")
 
 
 def add_agent_health(
     app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float, driver_seconds_max: float
 ) -> None:
-    """Live while looks come to an end and the driver's library does not refuse for too long; ready once the first
-    report is out and the driver answers. An agent that cannot reach the API server is live: to start it again would
-    help nobody, and delay its first report once the server is back."""
+    """Live while observations finish and the driver library has not failed for too long; ready once the first report
+    is published and the driver answers. An agent that cannot reach the API server stays live: a restart would not help,
+    and would delay its first report once the server is back."""
     checks: Mapping[str, Check] = {
-        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no look at the machine comes to an end",
+        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no observation of the machine finishes",
         "driver": lambda: None if agent.seconds_refused() <= driver_seconds_max else agent.driver_problem,
     }
     ready: Mapping[str, Check] = {
-        "report": lambda: None if agent.has_published else "nothing is published yet",
+        "report": lambda: None if agent.has_published else "no report is published yet",
         "driver": lambda: agent.driver_problem or None,
     }
     add_health(app, live=checks, ready=ready, metrics=metrics)

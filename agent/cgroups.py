@@ -98,7 +98,7 @@ def _pod_folders(tree: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _stray_folders(hierarchy: Path) -> Iterator[tuple[Path, str]]:
-    """Containers beside the pods' cgroups: at the top, among the services, or inside the runtime's own."""
+    """Yield containers outside of the pods' cgroups: at the top, among the services, or in the runtime's own cgroup."""
     services = hierarchy / SERVICES
     places = [hierarchy, services, *(entry for entry in _folders(services) if entry.name.endswith(".service"))]
     for place in places:

@@ -88,7 +88,7 @@ def _evidence_readable(evidence: EvidenceReading) -> Finding:
 
 
 def _facts_readable(devices: Sequence[Device], evidence: EvidenceReading) -> Finding:
-    """What is unknown of devices that answer: it is said, for it looks like nothing otherwise."""
+    """Facts that are unknown about devices that answer. Without the condition, unknown would look like nothing."""
     sizes = [device.id for device in devices if not device.memory_bytes]
     uses = [device.id for device in devices if device.uuid in evidence.uses_unread]
     unread = [
@@ -98,16 +98,16 @@ def _facts_readable(devices: Sequence[Device], evidence: EvidenceReading) -> Fin
     ]
     if not unread:
         return names.CONDITION_FACTS_READABLE, True, names.REASON_ALL_READ, "memory sizes and users of every device"
-    message = f"unknown: {' and '.join(unread)}; may the agent's container monitor MIG, and see all processes?"
+    message = f"unknown: {' and '.join(unread)}; check that the agent's container may monitor MIG and see all processes"
     return names.CONDITION_FACTS_READABLE, False, names.REASON_FACTS_UNREAD, message
 
 
 def _fabric_ready(fabric: FabricReading, devices: Sequence[Device]) -> Finding:
-    """True only if the fabric is set up and no card is left out for it."""
+    """True only if the fabric is set up and no card is excluded because of it."""
     out = [device for device in devices if not is_fabric_ready(device)]
     if out and fabric.state == "completed":
         told = "; ".join(f"device {device.id}: {_fabric_fault(device)}" for device in out[:PAIRS_SHOWN_MAX])
-        return names.CONDITION_FABRIC_READY, False, names.REASON_FABRIC_NOT_READY, f"{len(out)} left out; {told}"
+        return names.CONDITION_FABRIC_READY, False, names.REASON_FABRIC_NOT_READY, f"{len(out)} excluded; {told}"
     if fabric.state == "completed":
         message = f"degraded: {fabric.health}" if fabric.health else "the NVLink fabric is set up"
         return names.CONDITION_FABRIC_READY, True, names.REASON_FABRIC_READY, message

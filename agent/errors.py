@@ -12,8 +12,8 @@ class AgentError(Exception):
 
 
 class ReadingFailed(AgentError):
-    """Nothing could be read; `source` names what was read. is_refused: the driver's library as a whole refuses, which a
-    new container may cure, because only that sees a driver that was loaded since."""
+    """Nothing could be read from `source`. is_refused: the driver library as a whole fails; a new container may cure
+    that, because only a new container sees a driver that was loaded since."""
 
     def __init__(self, source: str, problem: str, *, is_refused: bool = False) -> None:
         self.source = source

@@ -4,7 +4,7 @@ Gives each new uuid an id, by the ids of the last report and the Leases looked u
 first. Pure. The promises:
 
 * a known uuid keeps its id when the machine is renumbered, rebooted or reported again;
-* no id goes to another uuid while a Lease of the id exists, or while the card that had it is remembered;
+* no other uuid gets an id while a Lease of the id exists, or while the card that had it is remembered;
 * if the report is lost, a uuid that a Lease names gets that Lease's id back;
 * any other new uuid gets the lowest free id. New uuids are served in the order of the argument.
 """

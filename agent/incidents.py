@@ -7,9 +7,9 @@ of the agent loses nothing. The rules:
 * an XID stays open until the card is reset or the machine reboots: no driver reports its end;
 * a lasting fault is open while it holds and for a while after: a minute the first time, twice as long each time it
   comes back, at most an hour. A flapping card is therefore not given out in between;
-* errors that only a reset clears (ECC counters, pending remaps, an action that asks for one) end with it. Their end is
-  the sign of a reset, and ends the card's XIDs too. A recovery action that turns into another has not ended; one that
-  asks for something else proves no reset when it ends, and one that asks for a reboot ends with a reboot alone;
+* errors that only a reset clears (ECC counters, pending remaps, a request for a reset) end with it. Their end proves a
+  reset, and also ends the card's XIDs. A recovery action that changes into another has not ended. The end of an action
+  other than a reset proves no reset, and a request for a reboot ends only with a reboot;
 * a kind that could not be read keeps its state;
 * a time in the future, because the machine's clock was set back, becomes now;
 * a repeating XID counts at most once a minute, because each change writes a report; but the first after an
@@ -70,7 +70,7 @@ def _until(incident: Incident, now: str, released: str) -> Incident:
 
 
 def _is_cleared(incident: Incident, told: set[IncidentKind], unread: frozenset[IncidentKind]) -> bool:
-    """Tell whether the card was reset, because what it would still tell otherwise was read and is gone."""
+    """Return whether the card was reset: an error that only a reset clears was read again and is gone."""
     is_open = not incident.ended_time and incident.kind is not IncidentKind.XID
     needs_reset = cure_of(incident.kind, incident.code) is IncidentCure.RESET
     return is_open and needs_reset and incident.kind not in unread and incident.kind not in told

@@ -1,15 +1,15 @@
-"""Which devices are on record, and which have left: an inventory that shrinks by proof and never fills up.
+"""The machine's inventory: devices on record and departed ones. It only shrinks on proof, and is bounded. Pure.
 
-In: the report before and this look. Out: the record that the next report is built on, and the cards that left. Pure.
-A card that is not seen stays on record, unknown: a driver that fails and a card that is gone look alike. It leaves when
+Computes the record for the next report from the previous report and this observation. A card that is not seen stays on
+record as unknown, because a failing driver and a missing card look alike. It departs when
 
-* another card sits in its slot;
-* the kernel, which listed its slot, lists it no more;
-* the machine was booted since it was last seen, and a second look of that boot names every card there is without it.
+* another card is in its slot;
+* the kernel listed its slot before, and no longer does;
+* the machine was booted since the card was last seen, and a second complete observation of that boot lacks it.
 
-A card that left keeps its id and what was wrong with it for as long as it is among the last DEPARTED_MAX, and has both
-again when it comes back. A Node that was made anew on a machine that was booted since, without any card that is known,
-is another machine: nothing of the record is its own, and nothing is said of where those cards are.
+A departed card keeps its id and incidents while it is among the last DEPARTED_MAX, and gets both back when it returns.
+A new Node on a machine that was booted since, without any known card, is another machine: it inherits nothing from the
+record, and the record tells nothing about where those cards are.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,35 +32,36 @@ from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
 
 
 class DepartureProof(StrEnum):
-    """What shows that a card left the machine."""
+    """Proof that a card left the machine."""
 
-    REPLACED = "another card sits in its slot"
-    UNPLUGGED = "the kernel lists its slot no more"
+    REPLACED = "another card is in its slot"
+    UNPLUGGED = "the kernel no longer lists its slot"
     BOOTED_WITHOUT = "the machine was booted without it"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineInventory:
-    """record: devices by uuid, seen or not. departed: cards that left, the oldest first."""
+    """record: devices by uuid, seen or not. departed: cards that left, oldest first."""
 
     record: Mapping[str, Device] = field(default_factory=dict)
     departed: tuple[DepartedDevice, ...] = ()
 
     @property
     def ids(self) -> dict[str, int]:
-        """Every id that no other card may get, by uuid."""
+        """Ids that no other card may get, by uuid."""
         return {one.uuid: one.id for one in self.departed} | {uuid: one.id for uuid, one in self.record.items()}
 
 
 ABSENT_MAX: Final = LINKED_DEVICES_MAX
-"""Devices of a record with absent ones: links are told for no more, and a machine without links is of little use."""
+"""Most devices of a record with absent ones: links are reported for no more, and a machine without links is of little
+use."""
 
 
 def take_stock(
     previous: GpuNodeStatusReport | None, reading: MachineReading, *, boot_id: str, node_uid: str, now: str
 ) -> MachineInventory:
-    """Return what is on record after this look. A record in which two devices share an id, as only a hand can write it,
-    is none: ids come from the Leases again."""
+    """Return the record after this observation. A record in which two devices share an id, which only a manual edit can
+    cause, is discarded: ids come from the Leases again."""
     if previous is None or _is_another_machine(previous, reading, boot_id=boot_id, node_uid=node_uid):
         return MachineInventory()
     record = {device.uuid: _with_boot(device, previous.boot_id) for device in previous.devices}
@@ -84,7 +85,7 @@ def _seen(reading: MachineReading) -> set[str]:
 
 
 def _is_complete(reading: MachineReading) -> bool:
-    """Tell whether the look names every card there is."""
+    """Return whether the observation names every card of the machine."""
     is_told = not reading.problem and not reading.slots_unseen and all(device.uuid for device in reading.devices)
     return bool(is_told and reading.devices and reading.expected_count in {None, len(reading.devices)})
 
@@ -98,7 +99,7 @@ def _is_another_machine(previous: GpuNodeStatusReport, reading: MachineReading, 
 
 
 def _booted_without(previous: GpuNodeStatusReport, reading: MachineReading, boot_id: str) -> str:
-    """Return the boot in which a look before this one saw cards, as this one does; empty where that is not so."""
+    """Return this boot's id if both an earlier observation of it and this one saw cards; else empty."""
     was_seen = any(device.boot_id == boot_id for device in previous.devices)
     return boot_id if previous.boot_id == boot_id and was_seen and _is_complete(reading) else ""
 
@@ -121,7 +122,7 @@ def _departures(
 
 
 def _bounded(record: Mapping[str, Device], seen: set[str]) -> dict[str, Device]:
-    """Return the record without the devices that are absent for longest, where there are more than a report can use."""
+    """Return the record without the longest absent devices, if it has more than a report can use."""
     absent = sorted((uuid for uuid in record if uuid not in seen), key=lambda uuid: record[uuid].health.since or "")
     room = max(0, (ABSENT_MAX if len(seen) <= ABSENT_MAX else DEVICES_MAX) - len(seen))
     evicted = set(absent[: max(0, len(absent) - room)])
@@ -129,7 +130,7 @@ def _bounded(record: Mapping[str, Device], seen: set[str]) -> dict[str, Device]:
 
 
 def _with_boot(device: Device, boot_id: str) -> Device:
-    """Return a card with the boot in which it was last seen; one of an older agent's record was so in that boot."""
+    """Return a card with the boot in which it was last seen; for one recorded by an older agent, `boot_id`."""
     return device if device.boot_id or is_instance(device) else device.model_copy(update={"boot_id": boot_id})
 
 
@@ -153,7 +154,7 @@ def _worth_keeping(device: Device) -> Iterable[Incident]:
 
 
 def _returned(departed: DepartedDevice) -> Device:
-    """Return a card that is back, with what is remembered of it; the look tells the rest."""
+    """Return a card that is back, with its remembered id and incidents; the observation fills in the rest."""
     return Device(
         id=departed.id,
         uuid=departed.uuid,

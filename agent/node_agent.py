@@ -149,15 +149,15 @@ class NodeAgent:
 
     @property
     def driver_problem(self) -> str:
-        """Why the last look found no driver; empty where it did, or let go of it on purpose."""
+        """Why the last observation found no driver; empty if it found one, or if the driver is released on purpose."""
         return self._observer.problem
 
     def seconds_refused(self) -> float:
-        """For how long the driver's library as a whole has refused without a break; 0 while it answers."""
+        """Seconds for which the driver library as a whole has failed without a break; 0 while it answers."""
         return self._clock.monotonic_seconds() - self._refused_at if self._refused_at is not None else 0.0
 
     def let_go(self, reason: str) -> None:
-        """Hold the driver no more until `let_go("")`, whatever the Node says."""
+        """Release the driver until `let_go("")`, whatever the Node says."""
         self._signalled = reason
         self._wake.set()
 
@@ -414,7 +414,7 @@ class NodeAgent:
             self._request_report()
 
     def _on_rewind(self) -> None:
-        """The API server was restored: what we know of our report and of versions is void, and it wants to be told."""
+        """The API server was restored: forget versions and the stored report, list again, and publish a report."""
         self._writer.stored = None
         self._fresh_version = ""
         for reflector in (self.pods, self._nodes, self._reports):

@@ -62,7 +62,7 @@ class NvmlBackend:
         worker = self._worker()
         facts = recognized([sanitize(self._asked_facts(index)) for index in range(count)], self._known)
         if facts and all(one.get("fault") == UNKNOWN_ERROR and not one.get("uuid") for one in facts):
-            problem = f"{UNKNOWN_ERROR} for every device; has the container lost its rights to them?"
+            problem = f"{UNKNOWN_ERROR} for every device; the container may have lost access to them"
             raise ReadingFailed(self.driver, problem, is_refused=True)
         self._known |= {one["index"]: {key: one.get(key) for key in FACE} for one in facts if one.get("uuid")}
         self._compare(facts)
@@ -98,7 +98,7 @@ class NvmlBackend:
         try:
             count = int(self.steps.ask("open")["count"])
         except (DriverSilent, DriverRefused) as error:
-            problem = f"{error}; is the driver loaded, and its library visible here?"
+            problem = f"{error}; check that the driver is loaded and its library is visible here"
             raise ReadingFailed(self.driver, problem, is_refused=isinstance(error, DriverRefused)) from error
         if not 0 <= count <= DEVICES_MAX:
             raise ReadingFailed(self.driver, f"counts {count} devices, which is impossible")
@@ -194,8 +194,8 @@ class NvmlBackend:
 
 
 UNKNOWN_ERROR: Final = "Unknown Error"
-"""What the library says of a device whose file may not be opened any more. Of one device among others it is a fault of
-that one; of every device it is the container's."""
+"""NVML's error for a device whose file can no longer be opened. For one device among others it is that device's fault;
+for every device it is the container's."""
 FACE: Final = ("uuid", "bus_id")
 
 

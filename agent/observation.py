@@ -66,13 +66,13 @@ class MachineObserver:
         self._has_let_go = False
         self.failures = 0
         self.problem = ""
-        """Why the machine could not be read at the last look; empty where it could, or was not to be."""
+        """Why the last observation could not read the machine; empty if it could, or if it must not."""
         self.is_refused = False
-        """Whether the driver's library as a whole refused: see ReadingFailed."""
+        """Whether the driver library as a whole failed: see ReadingFailed."""
 
     async def observe(self, *, let_go: str = "") -> Observation:
-        """Read everything once. Failures are marked in the Observation, never raised. let_go: why the driver must be
-        neither read nor held; empty if it may be."""
+        """Read everything once. Failures are marked in the Observation, never raised. let_go: why the driver must
+        not be read or kept open; empty if it may be."""
         machine = await self._let_go(let_go) if let_go else await self._machine()
         boot_id = await self._boot()
         return await self._evidence(machine, boot_id)
@@ -80,7 +80,7 @@ class MachineObserver:
     async def _let_go(self, reason: str) -> MachineReading:
         if not self._has_let_go:
             await asyncio.to_thread(self._backend.close)
-            log.info("Let go of the driver", reason=reason)
+            log.info("Released the driver", reason=reason)
         self._has_let_go, self._last = True, None
         self.failures, self.problem, self.is_refused = 0, "", False
         return MachineReading(devices=(), problem=reason)

@@ -54,7 +54,7 @@ class PciTree:
         self._adapters: tuple[NetworkAdapter, ...] = ()
         self._gpu_slots: Mapping[str, str] = {}
         self.slots_removed: frozenset[str] = frozenset()
-        """Where a GPU was listed before, and nothing is now: it was taken out, or the bus was told to let it go."""
+        """Slots that listed a GPU before and list nothing now: it was taken out, or removed from the bus."""
         self._is_read = False
 
     def refresh(self) -> None:

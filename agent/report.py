@@ -116,7 +116,7 @@ def build_report(
 
 
 def stock_of(previous: GpuNodeStatusReport | None, reading: MachineReading, context: ReportContext) -> MachineInventory:
-    """What is on record after this look, and which ids are taken."""
+    """Return the record after this observation, and the ids in use."""
     return take_stock(previous, reading, boot_id=context.boot_id, node_uid=context.node_uid, now=context.now)
 
 

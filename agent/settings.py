@@ -40,8 +40,8 @@ class AgentSettings(settings.Settings):
     step_seconds: Seconds = 3.0
     """Longest time of one driver step for one device; a slower device is left out of that look."""
     driver_restart_seconds: Seconds = 300.0
-    """How long the driver's library as a whole may refuse (unknown error, missing, or not that of the driver) until
-    liveness fails: only a new container sees a new driver. Readiness fails at once. Faults of cards never count."""
+    """How long the driver library as a whole may fail (unknown error, missing, or not the driver's version) until
+    liveness fails: only a new container sees a new driver. Readiness fails at once. Faults of cards do not count."""
     heartbeat_seconds: Seconds = 60.0
     """Interval of heartbeat Lease renewals; an agent is stale after three missed ones."""
     start_jitter_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0

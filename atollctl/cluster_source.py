@@ -159,7 +159,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
 
 
 async def _listed_if_allowed(client: ApiClient, path: str, decode: Callable[[bytes], T]) -> tuple[T, ...]:
-    """List a collection that sharpens an answer and that not everybody may read; empty for who may not."""
+    """List an optional collection; empty if the user may not read it."""
     try:
         return tuple((await client.list(path, decode)).items)
     except Forbidden:

@@ -115,7 +115,7 @@ def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool 
 
 
 def _present_text(told: GangExplanation) -> str:
-    """Return how many members can start; empty for a gang that has started, or never will."""
+    """Return how many members can start; empty for a gang that has started or never will."""
     if told.state in (GangState.RUNS, GangState.LACKS):
         return "members"
     count, _, short = told.present.partition("; ")

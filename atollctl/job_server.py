@@ -7,7 +7,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def jobs() -> None:
-    """The job service: keeps jobs, gives them to a cluster, and follows what becomes of them."""
+    """The job service: records jobs, submits them to a cluster, and tracks their state."""
 
 
 @app.command(
@@ -15,7 +15,7 @@ def jobs() -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def serve(context: typer.Context) -> None:
-    """Serve the API and look after jobs. See `python -m jobs --help`."""
+    """Serve the API and reconcile jobs. See `python -m jobs --help`."""
     try:
         from jobs.__main__ import main
     except ModuleNotFoundError as error:

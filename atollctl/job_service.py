@@ -1,7 +1,7 @@
-"""`atoll job submit|list|show|cancel|retry|logs`: jobs of the job service.
+"""`atoll job submit|list|show|cancel|retry|logs`: the client of the job service.
 
-In: files, names or ids of jobs, and where the service is. Out: what the service answers, told as kubectl tells. A name
-means the newest job of that name. Status 1 where the service refuses, 2 where it cannot be asked.
+Output follows kubectl. A name means the newest job of that name. Exit status 1 if the service refuses, 2 if it cannot
+be reached.
 """
 
 import time
@@ -27,10 +27,10 @@ Token = Annotated[
     Path | None, typer.Option("--token-file", envvar="ATOLL_JOBS_TOKEN_FILE", help="File with the token to send.")
 ]
 Authority = Annotated[
-    Path | None, typer.Option("--ca", envvar="ATOLL_JOBS_CA", help="PEM file of who signed the service's certificate.")
+    Path | None, typer.Option("--ca", envvar="ATOLL_JOBS_CA", help="PEM file of the CA of the service's certificate.")
 ]
 ClusterName = Annotated[
-    str, typer.Option("--cluster", envvar="ATOLL_JOBS_CLUSTER", help="Cluster, as the service calls it.")
+    str, typer.Option("--cluster", envvar="ATOLL_JOBS_CLUSTER", help="Name of the cluster in the job service.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of a job.", show_default=False)]
 SERVER: Final = "http://127.0.0.1:8090"
@@ -43,11 +43,11 @@ def submit_jobs(
     token_file: Token = None,
     ca: Authority = None,
     cluster: ClusterName = CLUSTER,
-    key: Annotated[str, typer.Option("--key", help="Idempotency key: the same one makes no second job.")] = "",
+    key: Annotated[str, typer.Option("--key", help="Idempotency key: repeating it creates no second job.")] = "",
 ) -> None:
-    """Give jobs to the job service."""
+    """Submit jobs to the job service."""
     if key and len(files) > 1:
-        raise typer.BadParameter("one key is for one job: submit them one by one")
+        raise typer.BadParameter("--key works with one job only: submit the jobs one by one")
     client = _client(server, token_file, ca, cluster)
     for file in files:
         headers = {"Idempotency-Key": key or str(uuid4()), "Content-Type": "application/yaml"}
@@ -62,11 +62,11 @@ def list_service_jobs(
     ca: Authority = None,
     cluster: ClusterName = CLUSTER,
     status: Annotated[
-        list[str] | None, typer.Option("--status", help="Only in this state; may be given again.")
+        list[str] | None, typer.Option("--status", help="Only jobs in this state; may be given again.")
     ] = None,
-    project: Annotated[str, typer.Option("--project", help="Only of this project.")] = "",
-    page: Annotated[int, typer.Option(min=1, help="Which page, newest first.")] = 1,
-    page_size: Annotated[int, typer.Option(min=1, max=200, help="Jobs on a page.")] = 50,
+    project: Annotated[str, typer.Option("--project", help="Only jobs of this project.")] = "",
+    page: Annotated[int, typer.Option(min=1, help="Page number, newest jobs first.")] = 1,
+    page_size: Annotated[int, typer.Option(min=1, max=200, help="Jobs per page.")] = 50,
     output: TableOption = "table",
 ) -> None:
     """List jobs, newest first."""
@@ -96,7 +96,7 @@ def show_job(
     cluster: ClusterName = CLUSTER,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show a job, what became of it, and its history."""
+    """Show a job, its state and its history."""
     client = _client(server, token_file, ca, cluster)
     found = _job(client, job)
     if output is Output.JSON:
@@ -118,7 +118,7 @@ def cancel_job(
     ca: Authority = None,
     cluster: ClusterName = CLUSTER,
     *,
-    wait: Annotated[bool, typer.Option("--wait", help="Until nothing of it is left in the cluster.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the cluster has none of its objects.")] = False,
 ) -> None:
     """Cancel a job."""
     client = _client(server, token_file, ca, cluster)
@@ -137,10 +137,10 @@ def retry_failed_job(
     ca: Authority = None,
     cluster: ClusterName = CLUSTER,
 ) -> None:
-    """Try a failed job again."""
+    """Retry a failed job."""
     client = _client(server, token_file, ca, cluster)
     found = _asked(client, "POST", f"/{_job(client, job)['id']}/retry").json()
-    show_line(f"job/{found['name']} is tried again (try {found['attempt']})")
+    show_line(f"job/{found['name']} is retried (attempt {found['attempt']})")
 
 
 def show_logs(
@@ -149,12 +149,12 @@ def show_logs(
     token_file: Token = None,
     ca: Authority = None,
     cluster: ClusterName = CLUSTER,
-    pod: Annotated[str, typer.Option("--pod", help="One of the job's pods; its first one by default.")] = "",
-    tail: Annotated[int, typer.Option("--tail", min=0, max=100_000, help="Lines from the end.")] = 100,
+    pod: Annotated[str, typer.Option("--pod", help="Name of a pod of the job; its first pod by default.")] = "",
+    tail: Annotated[int, typer.Option("--tail", min=0, max=100_000, help="Lines to print, from the end.")] = 100,
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the container ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the container ends.")] = False,
 ) -> None:
-    """Print what a pod of a job prints."""
+    """Print the logs of a pod of a job."""
     client = _client(server, token_file, ca, cluster)
     query: dict[str, Any] = {"tail": tail, "follow": str(follow).lower()} | ({"pod": pod} if pod else {})
     found = _job(client, job)
@@ -170,7 +170,7 @@ def _client(server: str, token_file: Path | None, ca: Path | None, cluster: str)
     try:
         return ServiceClient.of(server, token_file=token_file, ca=ca, cluster=cluster)
     except (OSError, ValueError) as error:
-        _refuse(f"cannot ask the job service: {error}", STATUS_UNREACHABLE)
+        _refuse(f"cannot use the job service: {error}", STATUS_UNREACHABLE)
 
 
 def _asked(
@@ -183,7 +183,7 @@ def _asked(
     headers: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> ServiceAnswer:
-    """Return the answer of the service. Ends the command where it refuses, or cannot be asked."""
+    """Return the response of the service. Exits if it refuses or cannot be reached."""
     try:
         answer = client.ask(method, path, query=query or {}, body=body, headers=headers or {})
     except ServiceUnreachable as error:
@@ -196,7 +196,7 @@ def _asked(
 
 
 def _job(client: ServiceClient, wanted: str) -> dict[str, Any]:
-    """Return a job by its id, or the newest one of a name."""
+    """Return a job by its id, or the newest one with a name."""
     try:
         job_id = str(UUID(wanted))
     except ValueError:

@@ -1,8 +1,8 @@
-"""`atoll node`: where every GPU machine stands, and the word of who knows that one is gone for good.
+"""`atoll node`: the phase of every GPU machine, and the declaration that one is gone for good.
 
 `release` and `forget` write one entry into the spec of the node's GpuNodeStatus, in the caller's own name; a policy
-asks for the verb declare-gone. The controllers act on it and tell so by event and log. Nobody is impersonated, and
-nothing is deleted here.
+requires the verb declare-gone. The controllers act on it, with an event and a log line. This command impersonates
+nobody and deletes nothing.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ UNDERTAKERS = "the ClusterRole atoll-machine-releaser"
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 COLUMNS = ("NODE", "STANDS", "GPUS", "LEASES", "IN DOUBT", "MOVES ON BY")
 
-app = typer.Typer(help="Where GPU machines stand; say that one is gone for good.", no_args_is_help=True)
+app = typer.Typer(help="Show GPU machines; declare one gone for good.", no_args_is_help=True)
 
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name that the machine had.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the machine's Node.")]
 Reason = Annotated[str, typer.Option(help="How you know that the machine is off for good.")]
-NodeUid = Annotated[str, typer.Option("--uid", help="Uid of the machine's Node, where several bore the name.")]
+NodeUid = Annotated[str, typer.Option("--uid", help="Uid of the machine's Node, if several machines had the name.")]
 
 
 class WordRefused(Exception):
-    """What is known contradicts the word, or leaves open which machine is meant."""
+    """The known facts contradict the declaration, or do not tell which machine is meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMachines:
-    """What the commands look at, each by node name. leases: (node, node uid, in doubt) of every GPU Lease."""
+    """Inputs of the commands, by node name. leases: (node, node uid, in doubt) of every GPU Lease."""
 
     nodes: dict[str, Node]
     statuses: dict[str, GpuNodeStatus]
@@ -58,14 +58,14 @@ class ClusterMachines:
     leases: tuple[tuple[str, str, bool], ...]
 
     def facts(self, name: str, now: datetime) -> MachineFacts:
-        """Return what is known of one machine."""
+        """Return the facts about one machine."""
         beat = self.heartbeats.get(name)
         return MachineFacts(self.nodes.get(name), self.statuses.get(name), beat is not None and is_fresh(beat, now))
 
 
 @app.command(name="list")
 def list_nodes(kubeconfig: Kubeconfig = None, context: ContextName = None, output: OutputOption = Output.TEXT) -> None:
-    """Show every machine that has or had GPUs: where it stands, what is held there, what moves it on."""
+    """Show every machine that has or had GPUs: its phase, what is held there, what ends the phase."""
     try:
         found = asyncio.run(_read(kubeconfig, context))
     except KubeError as error:
@@ -77,14 +77,14 @@ def list_nodes(kubeconfig: Kubeconfig = None, context: ContextName = None, outpu
     elif rows:
         show_table(COLUMNS, rows)
     else:
-        typer.echo("no node has GPUs or had some: is Atoll's agent running on the machines that have some?")
+        typer.echo("no node has or had GPUs: is Atoll's agent running on the machines with GPUs?")
 
 
 @app.command()
 def release(
     node: NodeName, reason: Reason, uid: NodeUid = "", kubeconfig: Kubeconfig = None, context: ContextName = None
 ) -> None:
-    """Say that a machine is off for good: GPUs of pods that left it are free."""
+    """Declare a machine off for good: GPUs of pods that left it are freed."""
     _declare(node, reason, uid, kubeconfig, context, forget=False)
 
 
@@ -92,7 +92,7 @@ def release(
 def forget(
     node: NodeName, reason: Reason, uid: NodeUid = "", kubeconfig: Kubeconfig = None, context: ContextName = None
 ) -> None:
-    """Say that a machine is off for good and comes back under no name: its report and heartbeat go as well."""
+    """Declare a machine off for good, under any name: its report and heartbeat are deleted as well."""
     _declare(node, reason, uid, kubeconfig, context, forget=True)
 
 
@@ -113,7 +113,7 @@ def machine_rows(found: ClusterMachines, now: datetime) -> list[tuple[str, str, 
 def word_of(
     found: ClusterMachines, node: str, *, uid: str, reason: str, by: str, now: datetime, forget: bool
 ) -> GoneMachine:
-    """The word on the machine that is meant. Raises WordRefused."""
+    """Return the declaration for the machine that is meant. Raises WordRefused."""
     facts = found.facts(node, now)
     report = facts.status.status if facts.status is not None else None
     known = {lease_uid for name, lease_uid, _ in found.leases if name == node and lease_uid}
@@ -121,8 +121,8 @@ def word_of(
     known |= {facts.node.metadata.uid} if facts.node is not None else set()
     meant = {uid} if uid else known
     if len(meant) != 1:
-        told = f"several machines bore that name, choose one with --uid: {', '.join(sorted(known))}"
-        raise WordRefused(told if meant else "nothing is known of such a machine; see `atoll node list`")
+        told = f"several machines had that name, choose one with --uid: {', '.join(sorted(known))}"
+        raise WordRefused(told if meant else "no such machine is known; see `atoll node list`")
     (node_uid,) = meant
     if node_uid not in known:
         raise WordRefused(
@@ -133,7 +133,7 @@ def word_of(
         raise WordRefused("its kubelet answers: the Node is Ready")
     is_its_report = report is not None and report.node_uid == node_uid
     if is_its_report and facts.is_heard:
-        raise WordRefused("its agent is heard: the heartbeat is fresh")
+        raise WordRefused("its agent is alive: the heartbeat is fresh")
     if forget and facts.node is not None:
         raise WordRefused(f"its Node exists; delete it first (kubectl delete node {node}), or use `atoll node release`")
     sequence = report.evidence.sequence if report is not None and is_its_report else 0
@@ -148,13 +148,13 @@ def word_of(
 
 
 def with_word(words: Iterable[GoneMachine], word: GoneMachine) -> tuple[GoneMachine, ...]:
-    """The words with this one in place of an earlier one on the same machine; the oldest make room."""
+    """Return the declarations with this one, which replaces an earlier one for the same machine; the oldest are
+    dropped."""
     return (*(one for one in words if one.node_uid != word.node_uid), word)[-GONE_MAX:]
 
 
 def is_fresh(beat: Lease, now: datetime) -> bool:
-    """Tell whether a heartbeat is younger than its bound, by the clocks of two machines; the controllers use their own
-    alone."""
+    """Return whether a heartbeat is fresh, by the clocks of two machines; the controllers only use their own clock."""
     try:
         age = (now - parse_microtime(beat.spec.renew_time or "")).total_seconds()
     except (ValueError, OverflowError):
@@ -172,7 +172,7 @@ def _declare(node: str, reason: str, uid: str, kubeconfig: Path | None, context:
     more = ", report and heartbeat are deleted" if forget else ""
     typer.echo(
         f"machine {word.node_uid} of node {node} is declared gone by {word.by}: {reason}\n"
-        f"the controllers free the GPUs of pods that left it{more} once its agent has been silent before their eyes"
+        f"the controllers free the GPUs of pods that left it{more} once they have seen its agent silent for long enough"
     )
 
 
@@ -212,7 +212,7 @@ async def _send(client: ApiClient, node: str, status: GpuNodeStatus | None, gone
 
 
 async def _who(client: ApiClient) -> str:
-    """Our name as the API server knows it: the policy compares."""
+    """Return our user name at the API server, which the policy checks."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = orjson.loads(await client.create(SELF_REVIEWS, review))
     return str(answer["status"]["userInfo"]["username"])

@@ -1,7 +1,7 @@
-"""Asks the job service: one request at a time, with its token, and with words for whatever goes wrong.
+"""HTTP client of the job service, with readable errors.
 
-In: where the service is, and a request. Out: its answer, or ServiceUnreachable. A request that may be repeated is:
-reading always, submitting because it carries an idempotency key.
+Sends one request at a time. Requests that are safe to repeat are retried: reads, and submissions, because they carry
+an idempotency key.
 """
 
 import json
@@ -28,32 +28,32 @@ CHUNK_BYTES: Final = 16 * 1024
 
 
 class ServiceUnreachable(Exception):
-    """The service gives no answer, or something else answers in its place."""
+    """The service does not answer, or something else answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAnswer:
-    """What the service answers."""
+    """A response of the service."""
 
     status: int
     body: bytes
 
     def json(self) -> Any:  # noqa: ANN401 - plain values
-        """Return the answer as plain values. Raises ServiceUnreachable where it is none of the job service's."""
+        """Return the decoded body. Raises ServiceUnreachable if it is not from the job service."""
         try:
             return json.loads(self.body)
         except ValueError as error:
-            raise ServiceUnreachable("what answers there is not the job service") from error
+            raise ServiceUnreachable("the server at that address is not the job service") from error
 
     def told(self) -> str:
-        """Return why the service refuses."""
+        """Return why the service refuses, in one line."""
         try:
             return str(json.loads(self.body)["detail"])
         except (ValueError, KeyError, TypeError):
-            return f"the answer is {self.status}"
+            return f"the response has status {self.status}"
 
     def lines(self) -> Iterator[str]:
-        """Yield why the service refuses, a line for each field that is wrong."""
+        """Yield why the service refuses, a line for each invalid field."""
         try:
             errors = json.loads(self.body).get("errors") or ()
         except (ValueError, AttributeError):
@@ -80,7 +80,7 @@ class ServiceClient:
 
     @classmethod
     def of(cls, server: str, *, token_file: Path | None, ca: Path | None, cluster: str) -> "ServiceClient":
-        """Return a client. Raises OSError for unreadable files, ValueError for a token that would go in clear."""
+        """Return a client. Raises OSError for unreadable files, ValueError if the token would be sent unencrypted."""
         address = urlsplit(server)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ValueError(f"{server} is no URL: write https://HOST:PORT")
@@ -91,7 +91,7 @@ class ServiceClient:
             if not token.isprintable() or not token:
                 raise ValueError(f"{token_file} holds no token")
         if token and address.scheme == "http" and not is_loopback(address.hostname):
-            raise ValueError(f"{server} would get the token in clear: use https")
+            raise ValueError(f"{server} would receive the token unencrypted: use https")
         context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
         handlers = (HTTPSHandler(context=context), *((ProxyHandler({}),) if is_loopback(address.hostname) else ()))
         return cls(server.rstrip("/"), cluster, token, build_opener(*handlers))
@@ -99,7 +99,7 @@ class ServiceClient:
     def ask(
         self, method: str, path: str, *, query: Mapping[str, Any], body: bytes | None, headers: Mapping[str, str]
     ) -> ServiceAnswer:
-        """Return the answer to a request about jobs; `path` comes after that of the jobs. Raises ServiceUnreachable."""
+        """Send a request and return the response; `path` is relative to the jobs' path. Raises ServiceUnreachable."""
         may_repeat = method == "GET" or "Idempotency-Key" in headers
         for number in range(TRIES if may_repeat else 1):
             if number:
@@ -115,7 +115,7 @@ class ServiceClient:
         raise ServiceUnreachable(f"cannot reach the job service at {self.url}: {_reason(problem)}") from problem
 
     def stream(self, path: str, query: Mapping[str, Any], take: Callable[[bytes], None]) -> ServiceAnswer | None:
-        """Hand over what comes, as it comes; return a refusal. Raises ServiceUnreachable."""
+        """Pass each chunk of the response to `take`; return a refusal, or None. Raises ServiceUnreachable."""
         try:
             with self._opened("GET", path, query, None, {}, FOLLOW_SECONDS) as answer:
                 while chunk := answer.read1(CHUNK_BYTES):

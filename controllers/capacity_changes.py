@@ -43,8 +43,8 @@ class CapacityChanges:
         return True
 
     def capacities(self, reservation: str = "") -> list[NodeCapacity]:
-        """Return what is free on each node with a fresh heartbeat and a Node object, by name; for pods that use a
-        GpuReservation, given by its uid, what that holds there."""
+        """Return the free capacity of each node with a fresh heartbeat and a Node object, by name. `reservation`: uid
+        of the GpuReservation that the pods use; then it is what the reservation holds there."""
         now = self._clock.monotonic_seconds()
         ledger, nodes = self._mirror.ledger, self._mirror.nodes.store
         self._stale = {name for name in ledger.nodes if ledger.is_stale(name, now)}
@@ -59,7 +59,7 @@ class CapacityChanges:
         ]
 
     def _lease_ended(self, change: Change[Any]) -> bool:
-        """A Lease that goes to a GpuReservation makes room for the pods that use that."""
+        """Handle a changed Lease: one that returns to a GpuReservation makes room for its pods."""
         record = self._mirror.ledger.leases.get(change.object.metadata.name)
         return change.kind is ChangeKind.DELETED or (record is not None and record.holder.is_reservation)
 
@@ -68,7 +68,7 @@ class CapacityChanges:
         return not isinstance(before, GpuReservation) or before.spec != after.spec or _phase(before) != _phase(after)
 
     def unseen(self) -> tuple[NodeFacts, ...]:
-        """Return the nodes that `capacities` leaves out although they have GPUs or may have some."""
+        """Return the nodes that `capacities` omits although they have or may have GPUs."""
         nodes = {name: node for (_, name), node in self._mirror.nodes.store.items()}
         return unseen_nodes(nodes, self._mirror.ledger, self._clock.monotonic_seconds())
 

@@ -33,7 +33,7 @@ class GpuStatsPublisher:
         self._in_doubt = gauge("leases_in_doubt", "GPU Leases whose holder is gone without proof that it has ended")
         self._unreadable = gauge("leases_unreadable", "GPU Leases whose annotations cannot be read")
         self._silent = gauge("silent_nodes", "Nodes with GPUs whose agent has sent no heartbeat for three periods")
-        self._unknown = gauge("gpu_uses_unknown", "GPUs of which nobody can tell who uses them")
+        self._unknown = gauge("gpu_uses_unknown", "GPUs whose users are unknown")
         metrics.before_page(self.refresh)
 
     def refresh(self) -> None:

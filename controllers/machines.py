@@ -1,10 +1,9 @@
-"""Machines that are gone: what is left of a deleted Node is collected, and the word of who knows better is obeyed.
+"""Machines that are gone: deletes what a deleted Node leaves behind, and acts on declarations that a machine is gone.
 
 Report and heartbeat of a name without a Node are deleted after a grace time, measured by our own clock from when the
-Node was first missed, if its agent has been silent for as long as it takes to call it so. Leases stay: that frees no
-GPU. Somebody's word that a machine is gone for good frees the GPUs of pods that left it, through the release, which
-asks here. A silent agent is one whose heartbeat did not change under our eyes; no clock of another machine counts. Keys
-are node names.
+Node was first missed, if the agent is silent. Leases stay: this frees no GPU. A declaration that a machine is gone for
+good frees the GPUs of pods that left it, through the release, which asks this module. An agent is silent if we have
+not seen its heartbeat change for long enough; no other machine's clock counts. Keys are node names.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,18 +32,18 @@ FREEING_SECONDS = 2.0
 
 
 class MachineWords:
-    """Who says of which machine that it is gone, as far as nothing contradicts it."""
+    """Valid declarations that a machine is gone: those that nothing contradicts."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._renewals: dict[str, tuple[str | None, float]] = {}
 
     def is_heard(self, node: str) -> bool:
-        """Tell whether the agent may be alive: its heartbeat changed in time, or we have not watched so long."""
+        """Return whether the agent may be alive: its heartbeat changed in time, or we have not watched long enough."""
         return self.silent_in_seconds(node) > 0
 
     def silent_in_seconds(self, node: str) -> float:
-        """Return how long it takes until the agent counts as silent; 0 or less when it does."""
+        """Return the seconds until the agent counts as silent; 0 or less if it already does."""
         beat = self._heartbeat(node)
         if beat is None:
             self._renewals.pop(node, None)
@@ -57,23 +56,23 @@ class MachineWords:
         return since + silence_seconds_max(beat) - now
 
     def facts(self, node: str) -> MachineFacts:
-        """Return what is known of the machine of a name."""
+        """Return the facts about the machine with this name."""
         mirror = self._context.mirror
         return MachineFacts(mirror.nodes.store.get(("", node)), mirror.reports.get(node), self.is_heard(node))
 
     def on(self, node: str, node_uid: str) -> GoneMachine | None:
-        """Return the word on the machine that had this Node's uid, where it counts."""
+        """Return the valid declaration for the machine that had this Node's uid, or None."""
         return word_on(node_uid, self.facts(node)) if node_uid else None
 
     def applied(self, termination: PodTermination) -> PodTermination:
-        """Return the termination with what is said of its machine. A report that is known to come from that machine,
-        under whatever uid, and whose agent is heard says more than any word."""
+        """Return the termination with the declaration for its machine. A report that is known to come from that
+        machine, under any uid, overrides a declaration while its agent is alive."""
         word = self.on(termination.node, termination.node_uid)
         is_contradicted = termination.is_of_machine and self.is_heard(termination.node)
         return replace(termination, is_declared=word is not None and not is_contradicted)
 
     def follow(self, nodes: Iterable[str]) -> None:
-        """Begin to watch the heartbeats of these nodes, and forget all others."""
+        """Watch the heartbeats of these nodes, and forget all others."""
         kept = set(nodes)
         self._renewals = {node: seen for node, seen in self._renewals.items() if node in kept}
         for node in kept:
@@ -84,7 +83,7 @@ class MachineWords:
 
 
 class MachineReconciler:
-    """Collects what deleted Nodes leave, and has the release look where somebody says that a machine is gone."""
+    """Deletes what deleted Nodes leave behind, and triggers the release for machines that are declared gone."""
 
     name = "machines"
 
@@ -99,14 +98,14 @@ class MachineReconciler:
         self._told: set[tuple[str, str, int]] = set()
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
-        """Return the node of a report or a Node that came, went, or has words on it."""
+        """Return the node of a report or Node that was added, deleted, or has declarations."""
         if kind in {WatchedKind.REPORT, WatchedKind.NODE}:
             name = change.object.metadata.name
             return (name,) if change.kind is not ChangeKind.MODIFIED or self._has_word(name) else ()
         return ()
 
     def all_keys(self) -> Iterable[str]:
-        """Return every name that has a report, a heartbeat or a word, and no Node; and every Node with a word on it."""
+        """Return names with a report, heartbeat or declaration but no Node; and Nodes with a declaration."""
         mirror = self._context.mirror
         traces = {name for _, name in mirror.heartbeats.store} | set(mirror.reports)
         nodes = {name for _, name in mirror.nodes.store}
@@ -116,7 +115,8 @@ class MachineReconciler:
         return tuple(wanted)
 
     async def reconcile(self, node: str) -> float | None:
-        """Obey the words on a node; collect what is left where its Node is gone for long enough. Raises KubeError."""
+        """Act on declarations for a node; delete report and heartbeat if its Node is gone for long enough. Raises
+        KubeError."""
         mirror = self._context.mirror
         if mirror.unready_reason():
             return RECHECK_SECONDS
@@ -135,8 +135,8 @@ class MachineReconciler:
         return await self._forget(node, word)
 
     def _obey(self, node: str) -> GoneMachine | None:
-        """Tell of each word once, and have the release look at what is held there. Return one that counts, if any: best
-        the one on the machine that the report is of."""
+        """Record each declaration once, and trigger the release for the node. Return a valid one, if any, preferably
+        for the machine that the report is about."""
         facts, counting = self._words.facts(node), []
         uids = {record.node_uid for record in self._context.mirror.ledger.leases.values() if record.node == node}
         uids |= {word.node_uid for word in (facts.status.spec.gone if facts.status is not None else ())}
@@ -154,22 +154,20 @@ class MachineReconciler:
         return max(counting, key=lambda word: (word.node_uid == self._reports_of(node), word.forget), default=None)
 
     def _reports_of(self, node: str) -> str:
-        """Return the uid of the Node that the report is of; empty where there is none."""
+        """Return the uid of the Node that the report is about; empty without a report."""
         status = self._context.mirror.reports.get(node)
         return status.status.node_uid if status is not None and status.status is not None else ""
 
     def _frees_yet(self, node: str, word: GoneMachine) -> bool:
-        """Tell whether Leases still wait to be freed by the word, which goes with the report."""
+        """Return whether Leases still wait to be freed by the declaration, which is deleted with the report."""
         mirror = self._context.mirror
         held = (r for r in mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, word.node_uid))
         return any(record.holder.uid not in mirror.pods.by_uid for record in held)
 
     def _tell(self, node: str, word: GoneMachine, *, count: int) -> None:
-        note = (
-            f"{word.by or 'somebody'} says that machine {word.node_uid} of node {node} is gone for good: {word.reason}"
-        )
+        note = f"{word.by or 'somebody'} declared machine {word.node_uid} of node {node} gone for good: {word.reason}"
         log.warning(
-            "A machine is declared gone",
+            "A machine was declared gone",
             node=node,
             node_uid=word.node_uid,
             by=word.by,
@@ -186,7 +184,7 @@ class MachineReconciler:
         )
 
     async def _forget(self, node: str, word: GoneMachine | None) -> float | None:
-        """Delete heartbeat and report if the Node is really gone. One that changed meanwhile is looked at again."""
+        """Delete heartbeat and report if the Node is really gone. If one changed in the meantime, try again later."""
         api, mirror = self._context.api, self._context.mirror
         try:
             await api.get(paths.nodes(node))
@@ -212,12 +210,16 @@ class MachineReconciler:
                 return 1.0
         self._missed.pop(node, None)
         self._told = {one for one in self._told if one[0] != node}
-        who = f"as {word.by} said" if word is not None else f"it has had no Node for {self._forget_after_seconds:.0f} s"
+        who = (
+            f"{word.by} declared it gone"
+            if word is not None
+            else f"it has had no Node for {self._forget_after_seconds:.0f} s"
+        )
         log.warning("Forgot a node", node=node, why=who)
         self._context.events.record(
             node_reference(node),
             reason=names.REASON_MACHINE_FORGOTTEN,
-            note=f"report and heartbeat of node {node} were deleted: {who}; GPUs in doubt stay so",
+            note=f"report and heartbeat of node {node} were deleted: {who}; GPUs in doubt stay in doubt",
             action="Forget",
         )
         return None

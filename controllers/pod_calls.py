@@ -74,8 +74,8 @@ def _escape(name: str) -> str:
 
 
 async def evict_with_notice(context: Context, pod: Pod) -> bool:
-    """Evict as `evict` does, after the pod's containers were told when they end. A budget that forbids the eviction is
-    found before anybody is told, as far as one can. Raises EvictionRefused, KubeError."""
+    """Annotate the pod with the time of its end, then evict it as `evict` does. Checks the disruption budgets first, so
+    that a refused eviction gives no notice if possible. Raises EvictionRefused, KubeError."""
     if not await evict(context.api, pod, dry_run=True):
         return False
     await give_notice(context, pod)
@@ -87,9 +87,9 @@ async def evict_with_notice(context: Context, pod: Pod) -> bool:
 
 
 async def give_notice(context: Context, pod: Pod) -> None:
-    """Write on a pod that is about to be ended when that will be, once. Raises KubeError.
+    """Annotate a pod that is about to be ended with the time of its end, once. Raises KubeError.
 
-    A pod that is gone needs none, and one that takes no annotation learns of its end by SIGTERM alone.
+    A pod that is gone needs no notice, and one that cannot be annotated only gets SIGTERM.
     """
     if names.PREEMPTION_NOTICE in pod.metadata.annotations:
         return
@@ -99,11 +99,11 @@ async def give_notice(context: Context, pod: Pod) -> None:
     except NotFound:
         return
     except (Forbidden, Invalid) as error:
-        log.info("A pod takes no notice", pod=str(holder_of(pod)), uid=pod.metadata.uid, err=str(error))
+        log.info("Could not annotate the notice", pod=str(holder_of(pod)), uid=pod.metadata.uid, err=str(error))
 
 
 async def withdraw_notice(context: Context, pod: Pod) -> None:
-    """Take away a notice that nothing followed, whatever else changed on the pod. Raises KubeError."""
+    """Remove a notice that no eviction followed, whatever else changed on the pod. Raises KubeError."""
     with contextlib.suppress(ApiError):
         await _annotate_notice(context, pod, None)
 

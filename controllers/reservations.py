@@ -1,9 +1,8 @@
-"""Holds GPUs for GpuReservations, gives back what they no longer need, and writes their status.
+"""Holds GPUs for GpuReservations, frees those they no longer need, and writes their status.
 
-What is decided stands in `atoll.cluster.reservations`; here Leases are created and deleted. Whoever creates a Lease has
-its GPU, so that a pod that is faster keeps it, and the reservation takes another. Only Leases that a reservation holds
-itself are ended here: those of its pods come back on proof like any other. Keys are the uids of reservations; what
-belongs to one that is gone is freed.
+`atoll.cluster.reservations` decides; this module creates and deletes Leases. Whoever creates a Lease first has its GPU:
+if a pod is faster, the reservation takes another GPU. Only Leases that a reservation itself holds are deleted here;
+those of its pods return on proof like any other. Keys are uids of reservations; the Leases of a deleted one are freed.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 BLIND_SECONDS = 5.0
 FILLING_SECONDS = 15.0
-"""While GPUs are missing: how often is looked for them though nothing was heard."""
+"""Seconds between searches while GPUs are missing, even without a change."""
 SOONEST_SECONDS = 1.0
 _TOLD = {
     ReservationPhase.ACTIVE: names.REASON_RESERVATION_ACTIVE,
@@ -42,7 +41,7 @@ _TOLD = {
 
 
 class ReservationReconciler:
-    """Keeps each reservation at what it should hold."""
+    """Makes each reservation hold what it should."""
 
     name = "reservations"
 
@@ -50,7 +49,7 @@ class ReservationReconciler:
         self._context = context
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
-        """Return the reservation that changed or whose Lease did, and those that lack GPUs when any may be free."""
+        """Return the reservation that changed or whose Lease changed, and those that lack GPUs if a GPU may be free."""
         if kind is WatchedKind.RESERVATION:
             return (change.object.metadata.uid,)
         if kind not in (WatchedKind.LEASE, WatchedKind.REPORT):
@@ -63,11 +62,11 @@ class ReservationReconciler:
         return found | {mark[names.RESERVATION].rpartition("/")[2] for mark in marks if mark.get(names.RESERVATION)}
 
     def all_keys(self) -> Iterable[str]:
-        """Return every reservation, and those that are gone and still hold something."""
+        """Return every reservation, including deleted ones that still hold Leases."""
         return {one.metadata.uid for one in self._reservations()} | {_uid(record) for record in self._leases()}
 
     async def reconcile(self, uid: str) -> float | None:
-        """Bring one reservation to what it should be. Raises KubeError."""
+        """Create and delete Leases of one reservation, and write its status. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         leases = [record for record in self._leases() if _uid(record) == uid]
@@ -92,7 +91,7 @@ class ReservationReconciler:
         return [record for record in self._context.mirror.ledger.leases.values() if record.reservation]
 
     def _offers(self, reservation: GpuReservation) -> dict[str, NodeOffer]:
-        """Return the nodes with a fresh report and what nobody holds or waits for there."""
+        """Return the nodes with a fresh report, and the GPUs there that no pod holds or waits for."""
         mirror, now = self._context.mirror, self._context.clock.monotonic_seconds()
         level = reservation.spec.shape.level
         found = {}
@@ -106,7 +105,7 @@ class ReservationReconciler:
         return found
 
     async def _hold(self, reservation: GpuReservation, device: ReservedDevice) -> bool:
-        """Create one Lease; False when somebody else was faster."""
+        """Create one Lease; False if somebody else was faster."""
         devices = self._context.mirror.ledger.nodes.get(device.node)
         node_uid = devices.node_uid if devices is not None else ""
         reserved = reserved_for(mark_of(reservation), device.node, node_uid, self._context.now_text())
@@ -119,7 +118,7 @@ class ReservationReconciler:
         return True
 
     async def _free(self, records: Iterable[LeaseRecord]) -> None:
-        """Delete Leases that a reservation holds itself; one that a pod has just taken over is left to it."""
+        """Delete Leases that a reservation itself holds; one that a pod has just taken over stays."""
 
         async def free_one(record: LeaseRecord) -> None:
             try:
@@ -131,7 +130,7 @@ class ReservationReconciler:
         await asyncio.gather(*(free_one(record) for record in records))
 
     async def _write(self, reservation: GpuReservation, status: GpuReservationStatus) -> None:
-        """Write the status where it changed, and tell of a change of phase."""
+        """Write the status if it changed, and record an event if the phase changed."""
         metadata, before = reservation.metadata, reservation.status
         if before is not None and before.to_json() == status.to_json():
             return

@@ -35,8 +35,8 @@ class WaitForPodsReadySettings(Settings):
     recovery_timeout_seconds: Annotated[float | None, Field(ge=1, le=86_400)] = None
     """How long a gang that was ready may lack members; without it, for ever."""
     recovery_limit_count: Annotated[int | None, Field(ge=0, le=1000)] = None
-    """How often a gang may lose ready members in one admission; the loss beyond so many evicts it, and counts as an
-    eviction. Without it, as often as it likes."""
+    """How often a gang may lose ready members in one admission; the next loss evicts it, which counts as an eviction.
+    No limit by default."""
     block_admission: bool = False
     """Admit no gang while an admitted one is not ready. It needs a recovery timeout, and gangs may only choose shorter
     timeouts than these."""
@@ -160,16 +160,15 @@ class ControllersSettings(Settings):
     gang_hold_seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
     """How long they are kept, at most; then other gangs and pods may have them for as long. 0: never."""
     start_taint: str = ""
-    """Key of a taint that new nodes start with, and that is taken off once their GPUs are reported and counted; nothing
-    is taken off without it. It needs deploy/rbac/optional/start-taint.yaml."""
+    """Key of a taint that new nodes start with; the controllers remove it once their GPUs are reported and counted. By
+    default no taint is removed. Needs deploy/rbac/optional/start-taint.yaml."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
     stranded_pods: Literal["evict", "tell"] = "evict"
-    """What becomes of a pod that is not Ready and whose GPUs are no longer on its machine, so that it cannot start
-    again. evict: its owner makes a new one. tell: an event and the audit say so."""
+    """What to do with a pod that is not Ready and whose GPUs are gone, so that it cannot start again. evict: evict it,
+    its owner creates a new one. tell: only an event and the audit report it."""
     forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
-    """When report and heartbeat of a node are deleted whose Node is gone and whose agent is silent. Its GPUs in doubt
-    stay so."""
+    """How long after its Node is gone a silent node's report and heartbeat are deleted. GPUs in doubt stay in doubt."""
     page: PageSettings = PageSettings()
     """The web page."""
     keep_certificates: bool = True
@@ -188,5 +187,5 @@ class ControllersSettings(Settings):
     def _takes_off_taints_of_a_start(self) -> Self:
         prefixes = names.START_TAINT_PREFIXES
         if self.start_taint and not self.start_taint.startswith(prefixes):
-            raise ValueError(f"start_taint is {self.start_taint!r}; its key begins with {' or '.join(prefixes)}")
+            raise ValueError(f"start_taint is {self.start_taint!r}; its key must begin with {' or '.join(prefixes)}")
         return self

@@ -1,7 +1,7 @@
-"""Takes the taint of a start off a new node, once its agent has reported GPUs that kube-scheduler counts.
+"""Removes the startup taint of a new node once its agent has reported GPUs and kube-scheduler counts them.
 
-An autoscaler starts nodes with such a taint, so that neither it nor kube-scheduler takes a node for one without GPUs.
-Off unless a key is set. Keys of the loop are names of nodes.
+An autoscaler creates nodes with such a taint, so that neither it nor kube-scheduler treats them as nodes without GPUs.
+Off unless a key is set. Keys of the loop are node names.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ BLIND_SECONDS: Final = 5.0
 
 
 class StartTaintReconciler:
-    """Takes one taint off nodes whose GPUs are there."""
+    """Removes one taint from nodes whose GPUs are ready."""
 
     name = "start-taints"
 
@@ -34,7 +34,7 @@ class StartTaintReconciler:
         self._key = key
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
-        """Return the node that changed, was reported, or was heard of."""
+        """Return the node that changed, or whose report or heartbeat changed."""
         is_about = kind in {WatchedKind.NODE, WatchedKind.REPORT, WatchedKind.HEARTBEAT}
         name = change.object.metadata.name
         node = self._context.mirror.nodes.store.get(("", name))
@@ -45,7 +45,7 @@ class StartTaintReconciler:
         return sorted(node.metadata.name for node in self._context.mirror.nodes.store.values() if self._waits(node))
 
     async def reconcile(self, key: str) -> float | None:
-        """Take the taint off one node if its GPUs are there. Raises KubeError."""
+        """Remove the taint from one node if its GPUs are ready. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         node = self._context.mirror.nodes.store.get(("", key))
@@ -65,14 +65,14 @@ class StartTaintReconciler:
             return None
         except Conflict:
             return 0.5
-        log.info("Took the taint of the start off a node", node=key, taint=self._key)
+        log.info("Removed the startup taint of a node", node=key, taint=self._key)
         return None
 
     def _waits(self, node: Node | None) -> bool:
         return node is not None and any(taint.key == self._key for taint in node.spec.taints)
 
     def _is_counted(self, node: Node) -> bool:
-        """Tell whether the report of this very machine counts, some GPU can be given out, and kubelet's count is up."""
+        """Return whether this machine's report counts, a GPU can be given out, and the Node's capacity is set."""
         ledger, name = self._context.mirror.ledger, node.metadata.name
         devices = ledger.nodes.get(name)
         if devices is None or not devices.usable:

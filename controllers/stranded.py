@@ -1,7 +1,7 @@
-"""Tells of pods whose GPUs are no longer on their machine, and evicts those that cannot start again.
+"""Reports pods whose GPUs are gone from their machine, and evicts those that cannot start again.
 
-An eviction is the cure: the owner makes a new pod, which gets GPUs that are there. `stranded_pods: tell` leaves that to
-people. A pod that is Ready in spite of it is only told. Budgets may delay the eviction. The GPUs are released like
+After the eviction the owner creates a new pod, which gets GPUs that exist. `stranded_pods: tell` leaves that to people.
+A pod that is still Ready only gets an event. Disruption budgets may delay the eviction. The GPUs are released like
 those of any pod that ends. Keys are pod uids.
 """
 
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class StrandedReconciler:
-    """No pod waits for ever for a GPU that is gone."""
+    """Makes sure that no pod waits forever for a GPU that is gone."""
 
     name = "stranded"
 
@@ -36,7 +36,7 @@ class StrandedReconciler:
         self._told: dict[str, tuple[str, ...]] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
-        """Return the pods of a node whose devices changed, and a pod that is stranded by what the mirror holds."""
+        """Return the pods of a node whose devices changed, and a changed pod if the mirror shows it as stranded."""
         if change.kind is ChangeKind.DELETED:
             self._told.pop(change.object.metadata.uid, None)
             return ()
@@ -51,12 +51,12 @@ class StrandedReconciler:
         return tuple(uid for uid, held in allocations if held is not None and held.node == node)
 
     def all_keys(self) -> Iterable[str]:
-        """Return every pod that is stranded by what the mirror holds."""
+        """Return every pod that the mirror shows as stranded."""
         ledger = self._context.mirror.ledger
         return tuple(uid for uid in ledger.pods if ledger.allocation_of(uid) is not None and self._seems_stranded(uid))
 
     async def reconcile(self, uid: str) -> float | None:
-        """Tell, and evict, if pod and report say so live. Raises KubeError."""
+        """Record the event, and evict, if a live read of pod and report confirms it. Raises KubeError."""
         pod = self._context.mirror.ledger.pods.get(uid)
         if pod is None or not self._seems_stranded(uid):
             self._told.pop(uid, None)
@@ -79,7 +79,7 @@ class StrandedReconciler:
         return bool(gone_gpus(pod, mirror.reports.get(pod.spec.node_name)))
 
     async def _live_report(self, node: str) -> GpuNodeStatus | None:
-        """Read the report after the pod: a bind may have used a newer one than the mirror has."""
+        """Read the report, after the pod: a bind may have used a newer one than the mirror has."""
         try:
             return GpuNodeStatus.model_validate_json(await self._context.api.get(paths.gpunodestatuses(node)))
         except NotFound:
@@ -91,7 +91,7 @@ class StrandedReconciler:
             return
         self._told[uid] = gone
         end = "the pod is evicted" if will_evict else "recreate the pod"
-        note = f"node {node} has no GPU {', '.join(gone)} any more; containers that need it cannot start again: {end}"
+        note = f"node {node} no longer has GPU {', '.join(gone)}; containers that need it cannot start again: {end}"
         log.warning("A pod's GPUs are gone", pod=str(pods.holder_of(pod)), uid=uid, node=node, uuids=gone)
         for reference in (pod_reference(pod), node_reference(node)):
             self._context.events.record(
@@ -102,7 +102,7 @@ class StrandedReconciler:
         try:
             is_evicted = await evict(self._context.api, pod)
         except EvictionRefused as error:
-            log.info("May not evict yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
+            log.info("Cannot evict a pod yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
             return error.retry_after_seconds
         if is_evicted:
             self._context.metrics.pods_evicted.inc()

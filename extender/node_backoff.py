@@ -1,4 +1,4 @@
-"""Remembers which nodes refuse an owner's pods again and again: its next pods try other nodes first, and then pause.
+"""Backoff after kubelet refusals: an owner's next pods prefer other nodes, then wait.
 
 A machine whose kubelet refuses every pod (a broken device plugin, a resource that only kubelet counts) looks free, and
 an owner that replaces each refused pod would fill the cluster with failed ones. A ReplicaSet does so at once and
@@ -22,30 +22,30 @@ REFUSALS_MAX = 3
 WINDOW_SECONDS = 300.0
 OWNERS_MAX = 4096
 ROW_MAX = 5
-"""Refusals in a row, on whatever nodes, after which the owner's next pod waits."""
+"""Refusals in a row, on any nodes, after which the owner's next pod waits."""
 PAUSE_SECONDS_MIN = 5.0
 PAUSE_SECONDS_MAX = 300.0
-"""kube-scheduler by itself tries a pod again no more rarely than that."""
+"""kube-scheduler itself retries a pod at least this often."""
 ROW_FORGOTTEN_SECONDS = 900.0
 
 
 @dataclass(slots=True)
 class OwnerRefusals:
-    """What kubelets refused of one owner: the last refusals by node, how many came in a row, when the last one did."""
+    """Kubelet refusals of one owner's pods: the last ones by node, the number in a row, the time of the last."""
 
     by_node: dict[str, deque[float]] = field(default_factory=dict)
     row: int = 0
     last_seconds: float = 0.0
 
     def add(self, node: str, now_seconds: float) -> None:
-        """Note a refusal; a row that is long over begins anew."""
+        """Count a refusal; start a new row if the last one is long over."""
         self.by_node.setdefault(node, deque(maxlen=REFUSALS_MAX)).append(now_seconds)
         self.row = self.row + 1 if now_seconds - self.last_seconds < ROW_FORGOTTEN_SECONDS else 1
         self.last_seconds = now_seconds
 
     @property
     def paused_until_seconds(self) -> float:
-        """When the next pod may be tried."""
+        """Time at which the next pod may be tried."""
         if self.row < ROW_MAX:
             return 0.0
         return self.last_seconds + min(PAUSE_SECONDS_MIN * (1 << min(self.row - ROW_MAX, 16)), PAUSE_SECONDS_MAX)
@@ -80,7 +80,7 @@ class NodeBackoff:
         return frozenset(node for node, at in seen.items() if len(at) == REFUSALS_MAX and at[0] > since)
 
     def pauses(self, pod: Pod) -> bool:
-        """Tell whether the pod has to wait, because kubelets refused the last pods of its owner in a row."""
+        """Return whether the pod must wait because kubelets refused its owner's last pods in a row."""
         known = self._seen.get(owner_uid(pod), NOTHING_REFUSED)
         is_single = names.GANG not in pod.metadata.annotations
         return is_single and self._clock.monotonic_seconds() < known.paused_until_seconds
@@ -90,7 +90,7 @@ NOTHING_REFUSED = OwnerRefusals()
 
 
 def has_begun(pod: Pod) -> bool:
-    """Tell whether a container of the pod was ever begun."""
+    """Return whether any container of the pod was ever started."""
     states = [status.state for status in pods.container_statuses(pod)]
     return any(state.running is not None or state.terminated is not None for state in states)
 

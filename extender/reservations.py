@@ -61,14 +61,14 @@ class BindAttempt:
 
     @property
     def uses_reservation(self) -> bool:
-        """Tell whether Leases are taken over from a GpuReservation, and never created."""
+        """Return whether Leases are taken over from a GpuReservation instead of created."""
         return bool(self.reservation.reservation)
 
 
 @dataclass(slots=True)
 class ReservedGpus:
-    """What the body of a scope works with. It sets `standing` to what the pod holds once the Binding has landed.
-    `withdrawn`: tells which of the GPUs may not be given out any more."""
+    """Passed to the body of a scope. The body sets `standing` to what the pod holds once the Binding is written.
+    `withdrawn`: returns which of the GPUs may no longer be given out."""
 
     pod: Pod
     plan: BindPlan
@@ -78,8 +78,8 @@ class ReservedGpus:
 
 
 def withdrawn_text(uuids: frozenset[str]) -> str:
-    """Return what happened to GPUs that were well when they were chosen."""
-    return f"{', '.join(sorted(uuids))} fell ill or was withdrawn while it was being reserved"
+    """Return the message for GPUs that were healthy when they were chosen."""
+    return f"{', '.join(sorted(uuids))} became unhealthy or was withdrawn during the reservation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Reserver:
         return BindAttempt(reservation, frozenset(record.lease_name for record in seen))
 
     def _mark(self, request: Request, seen: Sequence[LeaseRecord]) -> str:
-        """Return what Leases of the GpuReservation that the pod uses say of it."""
+        """Return the mark on Leases of the GpuReservation that the pod uses."""
         records = (*self.ledger.leases_of(request.reservation), *seen) if request.reservation else ()
         return next((record.reservation for record in records if record.reservation), "")
 
@@ -166,8 +166,8 @@ class Reserver:
         raise BindRefused(f"node {node}: every matching GPU was taken by other pods meanwhile")
 
     def withdrawn(self, allocation: Allocation) -> frozenset[str]:
-        """Return the devices that may not be given out any more, by the node's report as it stands now: ill, cordoned,
-        gone, or of a node that nobody hears of. A report may come in while Leases are written."""
+        """Return the devices that may no longer be given out, by the node's current report: unhealthy, cordoned,
+        gone, or on a silent node. A report may arrive while Leases are written."""
         devices = self.ledger.nodes.get(allocation.node)
         if devices is None or self.ledger.is_stale(allocation.node, self.clock.monotonic_seconds()):
             return frozenset(allocation.uuids)
@@ -212,7 +212,7 @@ async def _create(client: ApiClient, attempt: BindAttempt, device_id: int, uuid:
         is_there = attempt.uses_reservation or (number == 0 and name in attempt.seen)
         lease = await _read(client, name) if is_there else await _created_or_found(client, attempt, name, body)
         if lease is None and attempt.uses_reservation:
-            return False  # what the reservation does not hold any more is no part of it
+            return False  # no longer held by the reservation
         if lease is None:
             continue
         record = _record(lease)
@@ -250,11 +250,11 @@ def _is_own(attempt: BindAttempt, lease: Lease, record: LeaseRecord, uuid: str) 
 
 
 async def _adopt(client: ApiClient, attempt: BindAttempt, record: LeaseRecord, body: dict[str, Any]) -> Lease | None:
-    """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more, or on one of the
-    GpuReservation that the pod uses; None where the Lease changed or went meanwhile.
+    """Put this attempt's token on a Lease of an earlier attempt, which then can no longer delete it, or on a Lease of
+    the GpuReservation that the pod uses. None if the Lease changed or was deleted in the meantime.
 
     The earlier attempt may still be under way elsewhere. Its Binding, too, may be; so this attempt never deletes it.
-    What came from a reservation nobody else has begun to use, so that this attempt gives it back.
+    Nobody else has started to use a Lease from a reservation, so this attempt gives it back.
     """
     (attempt.unanswered if record.holder.is_reservation else attempt.adopted).add(record.lease_name)
     metadata = {**body["metadata"], "uid": record.lease_uid, "resourceVersion": record.resource_version}
@@ -330,7 +330,7 @@ async def _delete_if_own(client: ApiClient, name: str, token: str) -> None:
 
 
 async def _delete(client: ApiClient, record: LeaseRecord) -> None:
-    """End what the attempt holds; a Lease of a GpuReservation goes back to it."""
+    """Delete the Leases of the attempt; a Lease of a GpuReservation returns to it."""
     path = paths.leases(names.SYSTEM_NAMESPACE, record.lease_name)
     with contextlib.suppress(NotFound, Conflict):
         if record.reservation:

@@ -1,1 +1,1 @@
-"""The job service: keeps jobs, gives them to the cluster, and follows what becomes of them."""
+"""The job service: records jobs, submits them to the cluster, and tracks their state."""

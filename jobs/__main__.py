@@ -15,7 +15,7 @@ STATUS_UNFIT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until a signal; returns the exit status, 2 for settings that cannot be used."""
+    """Run until a signal; returns the exit status, 2 for unusable settings."""
     try:
         values = settings.load(JobServiceSettings, sys.argv[1:] if argv is None else argv, "ATOLL_JOBS")
         logs.configure(values.log_level, "jobs")

@@ -1,8 +1,7 @@
-"""The HTTP API of the job service: routes, and what every request passes on its way to them.
+"""The HTTP API of the job service: a FastAPI application (OpenAPI 3.1), its routes and the checks before them.
 
-In: the records, who may do what, and where logs come from. Out: a FastAPI application with OpenAPI 3.1. Every request
-is answered by a record, a page, a stream, or by problem details (RFC 9457). The order is always: who asks, does the job
-exist and may the caller know of it, may they do this with it.
+Every response is a record, a page, a stream, or problem details (RFC 9457). The checks always run in this order:
+authenticate the caller, find the job and check that the caller may see it, check that the caller may do this.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -72,7 +71,7 @@ PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class ApiParts:
-    """What the API is made of. `wake` is told of jobs that need to be looked at."""
+    """Dependencies of the API. `wake` is called with the id of each job that needs reconciling."""
 
     database: Database
     authenticator: Authenticator
@@ -99,7 +98,10 @@ def build_api(parts: ApiParts) -> FastAPI:
         response_class=StreamingResponse,
         responses=documented(401, 403, 404, 409, 422, 429, 503)
         | {
-            200: {"description": "what the containers print", "content": {"text/plain": {"schema": {"type": "string"}}}}
+            200: {
+                "description": "the output of the containers",
+                "content": {"text/plain": {"schema": {"type": "string"}}},
+            }
         },
     )(show_logs)
     app.middleware("http")(_refuse_other_sites)
@@ -109,22 +111,22 @@ def build_api(parts: ApiParts) -> FastAPI:
     return app
 
 
-# Who asks, and for which job
+# The caller and the job
 
 
 def parts_of(request: Request) -> ApiParts:
-    """Return what the application is made of."""
+    """Return the application's dependencies."""
     found: ApiParts = request.app.state.parts
     return found
 
 
 async def caller_of(request: Request) -> JobCaller:
-    """Return who asks, with their grants. Raises ApiRefusal."""
+    """Return the caller, with their grants. Raises ApiRefusal."""
     parts = parts_of(request)
     found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
     if isinstance(found, NotIdentified):
         kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
-        kind, title = kinds.get(found.status, ("unavailable", "Cannot be asked now"))
+        kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
         headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
         raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
     return parts.rules.caller(found.name, found.groups)
@@ -143,7 +145,7 @@ class Asked:
     job_id: str
 
     async def allowed(self, permission: JobPermission) -> JobRecord:
-        """Return the record, when the caller may do this with it. Raises JobUnknown, ApiRefusal."""
+        """Return the record if the caller has the permission. Raises JobUnknown, ApiRefusal."""
         record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
         if record.cluster_id != self.parts.settings.cluster:
             raise JobUnknown(self.job_id)
@@ -159,7 +161,7 @@ class Asked:
 
 
 async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
-    """Return the request about one job. Raises ApiRefusal for a cluster that is not there."""
+    """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
     _check_cluster(cluster, parts)
     return Asked(parts, caller, str(job_id))
 
@@ -183,7 +185,7 @@ async def submit(
     caller: Caller,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
-    """Record a job. The same idempotency key gives the job that it gave before, with status 200."""
+    """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
     _check_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
@@ -229,12 +231,12 @@ async def list_all(
 
 
 async def show(asked: OneJob) -> JobView:
-    """Show a job and what became of it."""
+    """Show a job and its state."""
     return view_of(await asked.allowed(JobPermission.VIEW))
 
 
 async def cancel(asked: OneJob) -> JobView:
-    """Cancel a job: it is cancelled once the cluster shows that nothing of it is left."""
+    """Cancel a job: it is cancelled once none of its objects is left in the cluster."""
     await asked.allowed(JobPermission.CANCEL)
     now, actor = asked.parts.now(), asked.caller.name
     record = await asked.parts.database.write(
@@ -245,7 +247,7 @@ async def cancel(asked: OneJob) -> JobView:
 
 
 async def retry(asked: OneJob) -> JobView:
-    """Try a failed job again, from its first try on."""
+    """Retry a failed job, with its retry count reset."""
     await asked.allowed(JobPermission.RETRY)
     now, actor = asked.parts.now(), asked.caller.name
     record = await asked.parts.database.write(lambda session: retry_job(session, asked.job_id, now=now, actor=actor))
@@ -254,7 +256,7 @@ async def retry(asked: OneJob) -> JobView:
 
 
 async def show_events(asked: OneJob, page: PageNumber = 1, page_size: PageSize = 50) -> JobEventListView:
-    """Show what happened to a job, oldest first."""
+    """Show the history of a job, oldest first."""
     await asked.allowed(JobPermission.VIEW)
     records, total = await asked.parts.database.read(
         lambda session: list_events(session, asked.job_id, page=page, page_size=page_size)
@@ -264,11 +266,13 @@ async def show_events(asked: OneJob, page: PageNumber = 1, page_size: PageSize =
 
 async def show_logs(
     asked: OneJob,
-    tail: Annotated[int, Query(ge=0, le=TAIL_MAX, description="lines from the end")] = 100,
-    follow: Annotated[bool, Query(description="go on with what is printed from now on")] = False,  # noqa: FBT002
-    pod: Annotated[str | None, Query(max_length=253, description="one of the job's; its first one by default")] = None,
+    tail: Annotated[int, Query(ge=0, le=TAIL_MAX, description="lines to return, from the end")] = 100,
+    follow: Annotated[bool, Query(description="keep streaming new lines")] = False,  # noqa: FBT002
+    pod: Annotated[
+        str | None, Query(max_length=253, description="name of a pod of the job; its first pod by default")
+    ] = None,
 ) -> StreamingResponse:
-    """Stream what a pod of a job prints."""
+    """Stream the logs of a pod of a job."""
     record = await asked.allowed(JobPermission.LOGS)
     chunks = asked.parts.logs.read(record, pod=pod, tail=tail, follow=follow)
     try:
@@ -276,14 +280,14 @@ async def show_logs(
     except NoPods as error:
         raise ApiRefusal(problem(409, "no-pods", "No pods", str(error))) from error
     except ApiError as error:
-        raise ApiRefusal(problem(409, "no-logs", "No logs", f"the cluster gives none: {error.message}")) from error
+        raise ApiRefusal(problem(409, "no-logs", "No logs", f"the cluster returns no logs: {error.message}")) from error
     except KubeError as error:
         raise ApiRefusal(problem(503, "unavailable", "The cluster does not answer", str(error))) from error
     return StreamingResponse(_chained(first, chunks), media_type="text/plain; charset=utf-8")
 
 
 async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield a stream whose beginning was looked at. A cut in the middle ends it: its status has been sent."""
+    """Yield a stream whose first chunk was read ahead. A lost connection ends it: its status was sent already."""
     try:
         yield first
         async for chunk in rest:
@@ -294,15 +298,15 @@ async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGene
         await rest.aclose()
 
 
-# What goes wrong
+# Errors
 
 
 async def _refuse_other_sites(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse what a browser sends for another site, and, without tokens, what calls loopback by a name of its own."""
+    """Refuse cross-site requests and, without tokens, requests whose Host is not a loopback name."""
     if request.headers.get("Sec-Fetch-Site", "none") == "cross-site":
-        return response_of(problem(403, "other-site", "Asked for by another site", "call the API from its own site"))
+        return response_of(problem(403, "other-site", "Cross-site request", "call the API from its own site"))
     if parts_of(request).settings.insecure_local and _host_name(request) not in LOOPBACK_NAMES:
-        told = problem(421, "wrong-name", "Called by another name", "call the API by localhost or 127.0.0.1")
+        told = problem(421, "wrong-name", "Unknown host name", "call the API as localhost or 127.0.0.1")
         return response_of(told)
     return await call_next(request)
 
@@ -341,7 +345,7 @@ async def _on_http(_request: Request, error: Exception) -> Response:
 
 async def _on_database(_request: Request, error: Exception) -> Response:
     log.warning("Cannot reach the database", err=str(error).partition("\n")[0])
-    told = problem(503, "unavailable", "The records cannot be reached", "the database does not answer; try again")
+    told = problem(503, "unavailable", "The database is unavailable", "the database does not answer; try again")
     return response_of(told, {"Retry-After": "2"})
 
 
@@ -356,16 +360,18 @@ _HANDLERS: Final = {
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the description, with the job that is submitted and the problems that are answered."""
+    """Return the OpenAPI description, with the schemas of submitted jobs and of problem responses."""
     if app.openapi_schema:
         return app.openapi_schema
-    told = get_openapi(title=app.title, version=app.version, routes=app.routes, description="Keeps jobs and runs them.")
+    told = get_openapi(
+        title=app.title, version=app.version, routes=app.routes, description="Records jobs and runs them."
+    )
     schemas = told.setdefault("components", {}).setdefault("schemas", {})
     for model in (ProblemDetails, Job):
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
-    schemas["Job"]["patternProperties"] = {"^ext_ml_": {"description": "an attribute, which may also stand here"}}
+    schemas["Job"]["patternProperties"] = {"^ext_ml_": {"description": "an attribute, which may also be given here"}}
     body = {"$ref": "#/components/schemas/Job"}
     told["paths"][JOBS]["post"]["requestBody"] = {
         "required": True,

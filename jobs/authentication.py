@@ -1,7 +1,7 @@
-"""Who asks: the bearer of a token, as the API server knows them.
+"""Authentication: bearer tokens, reviewed by the API server.
 
-In: the Authorization header. Out: an Identity, or why there is none. Separate from the API, so that another provider of
-identities takes this one's place. Known tokens are remembered for a short time, by their digest alone.
+Turns an Authorization header into an Identity, or into the reason why there is none. Valid tokens are cached for a
+short time, by digest only. Separate from the API, so that another identity provider can replace it.
 """
 
 from collections import OrderedDict
@@ -18,16 +18,16 @@ from atoll.kube.errors import KubeError
 from atoll.kube.limits import TokenBucket
 
 REMEMBERED_SECONDS: Final = 30.0
-"""How long a token that was withdrawn may still be taken."""
+"""How long a revoked token may still be accepted, seconds."""
 REMEMBERED_MAX: Final = 4096
 REVIEWS_PER_SECOND: Final = 20.0
 REVIEWS_BURST: Final = 100
-"""Strangers may ask the API server about tokens no more often than this."""
+"""Limit on token reviews that unknown callers can cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody, and the groups that they are in."""
+    """A user and their groups."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -35,22 +35,22 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class NotIdentified:
-    """Why nobody could be told: `status` is that of the answer, `told` for whoever asks."""
+    """Why authentication failed: `status` is the HTTP status, `told` the message for the caller."""
 
     status: int
     told: str
 
 
 class Authenticator(Protocol):
-    """Tells who asks."""
+    """Identifies the caller."""
 
     async def identify(self, authorization: str) -> Identity | NotIdentified:
-        """Return who bears the token of an Authorization header."""
+        """Return the user of the token in an Authorization header."""
         ...
 
 
 class LocalUser:
-    """Takes everybody for the one user of this machine."""
+    """Treats every caller as the one local user."""
 
     async def identify(self, authorization: str) -> Identity | NotIdentified:  # noqa: ARG002 - nothing is asked for
         """Return the user."""
@@ -58,7 +58,7 @@ class LocalUser:
 
 
 class TokenReviewer:
-    """Has the API server review tokens."""
+    """Lets the API server review tokens."""
 
     def __init__(self, client: Api, *, audience: str, now: Callable[[], float]) -> None:
         self._client = client
@@ -68,7 +68,7 @@ class TokenReviewer:
         self._known: OrderedDict[bytes, tuple[Identity, float]] = OrderedDict()
 
     async def identify(self, authorization: str) -> Identity | NotIdentified:
-        """Return who bears the token."""
+        """Return the user of the token."""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LENGTH_MAX:
             return NotIdentified(401, "a bearer token is needed: kubectl create token ...")
@@ -77,11 +77,11 @@ class TokenReviewer:
         if known is not None and self._now() < known[1]:
             return known[0]
         if not self._reviews.try_take():
-            return NotIdentified(429, "too many tokens to review; try again in a second")
+            return NotIdentified(429, "too many token reviews; try again in a second")
         try:
             user = await review_token(self._client, token, audience=self._audience)
         except (KubeError, msgspec.MsgspecError):
-            return NotIdentified(503, "the API server cannot be asked about the token; try again")
+            return NotIdentified(503, "the API server cannot review the token now; try again")
         if user is None or not user.username:
             return NotIdentified(401, "the API server does not know the token")
         identity = Identity(user.username, user.groups)

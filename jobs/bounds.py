@@ -1,7 +1,7 @@
-"""What one request may hold: bytes of its body, the time to send them, and a place among those that are worked on.
+"""Limits on requests: bytes of the body, time to send it, and requests in progress.
 
-In: an ASGI application. Out: one that sees only requests whose whole body is here. Health is served elsewhere, so
-nothing is exempt.
+Wraps an ASGI application, which then sees only requests whose body has arrived in full. Health is served elsewhere,
+so no request is exempt.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from atoll.service.http import BODY_BYTES_MAX
 from jobs.problems import ProblemDetails, problem, response_of
 
 IN_FLIGHT_MAX: Final = 256
-"""Requests that are worked on at a time, streamed logs among them."""
+"""Requests in progress at a time, streamed logs included."""
 
 GuardOf = Callable[[Scope], Connection | None]
 
 
 class BoundedRequests:
-    """Answers 413, 408 and 429 itself, and passes everything else on."""
+    """Answers 413, 408 and 429 itself, and passes other requests on."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class BoundedRequests:
             self._in_flight -= 1
 
     async def _body(self, receive: Receive) -> bytes | ProblemDetails | None:
-        """Return the whole body, why it is refused, or None for a client that went away."""
+        """Return the whole body, the problem with it, or None if the client disconnected."""
         parts: list[bytes] = []
         held = 0
         try:
@@ -95,7 +95,7 @@ class BoundedRequests:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what gives the application the body in one piece, and later tells it that the client went away."""
+    """Return a receive function that gives the body in one piece, and later reports the client's disconnect."""
     is_given = False
 
     async def give() -> Message:

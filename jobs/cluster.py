@@ -1,7 +1,7 @@
-"""One cluster, as the reconciler needs it: find what a job has there, make it, remove it, and read what became of it.
+"""The cluster as the reconciler sees it: find, create and remove a job's objects, and read their state.
 
-In: records, and the API server through atoll.kube. Out: facts. What is asked is the API server itself and no cache, so
-that an answer proves what it says. Writes carry the uid of what they mean; `may_write` is asked before each.
+Every read goes to the API server, never to a cache, so an answer is proof. Every deletion carries the uid of its
+object, and `may_write` is checked before every write.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +31,10 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "GpuClaim": (names.API_VERSION, "gpuclaims"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
 }
-"""Everything that a job may become, in the order in which it is removed."""
+"""Every kind that a job may create, in the order of removal."""
 PODS: Final = ("v1", "pods")
 KEPT: Final = "PersistentVolumeClaim"
-"""Holds checkpoints: the one kind that this service never removes."""
+"""Holds checkpoints: the only kind that this service never removes."""
 KUEUE_API: Final = "kueue.x-k8s.io/v1beta2"
 KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"
 
@@ -56,7 +56,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """An object that bears the labels of a job."""
+    """An object with the labels of a job."""
 
     kind: str
     namespace: str
@@ -80,7 +80,7 @@ class JobCluster:
         self.service_id = service_id
 
     async def find(self, *, job_id: str = "", namespace: str = "") -> tuple[FoundObject, ...]:
-        """Return the objects of a job, or of all jobs of this service; kinds that the cluster lacks are none."""
+        """Return the objects of a job, or of all jobs of this service; a kind that the cluster lacks gives none."""
         labels = {job_names.SERVICE_ID: self.service_id} | ({job_names.JOB_ID: job_id} if job_id else {})
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         found: list[FoundObject] = []
@@ -95,7 +95,7 @@ class JobCluster:
         return tuple(found)
 
     async def get(self, one: Object) -> FoundObject | None:
-        """Return who has the name of an object; None when nobody has."""
+        """Return the object that has this name in the cluster, or None."""
         metadata = one["metadata"]
         try:
             raw = await self._api.get(path_of(one["kind"], metadata["namespace"], metadata["name"]))
@@ -104,7 +104,7 @@ class JobCluster:
         return _found(one["kind"], _decode_head(raw).metadata)
 
     async def create(self, one: Object) -> str | None:
-        """Create an object and return its uid; None when somebody has its name. Raises KubeError."""
+        """Create an object and return its uid, or None if its name is taken. Raises KubeError."""
         path = path_of(one["kind"], one["metadata"]["namespace"])
         try:
             raw = await self._api.create(path, one, check=self._check)
@@ -113,7 +113,7 @@ class JobCluster:
         return _decode_head(raw).metadata.uid
 
     async def remove(self, found: Sequence[FoundObject]) -> None:
-        """Ask for the deletion of objects, of exactly these and of none that took their names. Checkpoints stay."""
+        """Delete exactly these objects, never others that took their names. Checkpoints stay."""
         for one in found:
             if one.is_leaving or one.kind == KEPT:
                 continue
@@ -121,19 +121,19 @@ class JobCluster:
             await self._delete(path_of(one.kind, one.namespace, one.name), one.uid, propagation)
 
     async def pods(self, record: JobRecord) -> tuple[FoundObject, ...]:
-        """Return the pods of a job, of whatever try."""
+        """Return the pods of a job, of every attempt."""
         params = {"labelSelector": f"{job_names.JOB_ID}={record.id}"}
         listing = await self._api.list(paths.pods(record.namespace), _decode_head, params=params)
         return tuple(_found("Pod", one.metadata) for one in listing.items)
 
     async def remove_pods(self, pods: Sequence[FoundObject]) -> None:
-        """Ask for the deletion of pods whose Job or Deployment is gone without them."""
+        """Delete pods whose Job or Deployment is gone."""
         for pod in pods:
             if not pod.is_leaving:
                 await self._delete(paths.pods(pod.namespace, pod.name), pod.uid, "Background")
 
     async def facts(self, record: JobRecord, kind: str) -> JobFacts:
-        """Return what the cluster shows of a job."""
+        """Return the state of a job in the cluster."""
         try:
             raw = await self._api.get(path_of(kind, record.namespace, record.name))
         except NotFound:
@@ -145,7 +145,7 @@ class JobCluster:
         return JobFacts(workload, tuple(sorted(pods.items, key=lambda pod: pod.name)), evicted)
 
     async def _eviction(self, record: JobRecord, uid: str) -> str:
-        """Return why Kueue took a suspended Job's quota back; empty where it did not, or where there is no Kueue."""
+        """Return why Kueue took back a suspended Job's quota; empty if it did not, or if there is no Kueue."""
         path = paths.group(KUEUE_API, "workloads", namespace=record.namespace)
         try:
             listing = await self._api.list(path, decode_evictions, params={"labelSelector": f"{KUEUE_JOB_UID}={uid}"})
@@ -157,7 +157,7 @@ class JobCluster:
         try:
             await self._api.delete(path, delete_options(uid=uid, propagation=propagation), check=self._check)
         except (NotFound, Conflict):
-            return  # gone, or another one has its name now
+            return  # gone, or another object has its name now
 
     def _check(self) -> None:
         if not self._may_write():
@@ -165,7 +165,7 @@ class JobCluster:
 
 
 def path_of(kind: str, namespace: str, name: str = "") -> str:
-    """Return where objects of a kind are; of all namespaces without one."""
+    """Return the API path of a kind or object; an empty namespace means all namespaces."""
     api, plural = PODS if kind == "Pod" else KINDS[kind]
     if api == "v1":
         return paths.core(plural, namespace=namespace, name=name)

@@ -1,8 +1,7 @@
-"""The database: one URL, transactions, and the version of its tables.
+"""The database: its URL, transactions, and the version of its tables.
 
-In: a URL of SQLAlchemy (sqlite:///FILE or postgresql+psycopg://...). Out: results of functions that are run in one
-transaction each, in a thread, since the drivers block. Separate from the queries, so that a test can end a process
-at each transaction.
+The URL is SQLAlchemy's (sqlite:///FILE or postgresql+psycopg://...). Each function runs in one transaction, in a
+thread, because the drivers block. Separate from the queries, so that a test can kill a process at each transaction.
 """
 
 import asyncio
@@ -27,23 +26,23 @@ WRITES: Final = "atoll_writes"
 MIGRATION_LOCK: Final = 0x61746F6C6C  # any number that replicas share
 DIALECTS: Final = ("sqlite", "postgresql")
 PRAGMAS: Final = ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000")
-"""Readers do not wait for writers; a power cut may lose the last transactions and never breaks the file."""
+"""Readers do not wait for writers; a power cut may lose the last transactions but never corrupts the file."""
 
 T = TypeVar("T")
 
 
 class Database:
-    """Runs work in transactions. Make it with `opened`, end it with `close`."""
+    """Runs work in transactions. Create it with `opened`, close it with `close`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def read(self, work: Callable[[Session], T]) -> T:
-        """Return what `work` returns; it sees one state of the database and changes nothing."""
+        """Run `work` in a read-only transaction and return its result."""
         return await asyncio.to_thread(self._run, work, writes=False)
 
     async def write(self, work: Callable[[Session], T]) -> T:
-        """Return what `work` returns, with everything that it changed kept, or nothing of it when it raises."""
+        """Run `work` in a transaction and return its result; an exception rolls everything back."""
         return await asyncio.to_thread(self._run, work, writes=True)
 
     def _run(self, work: Callable[[Session], T], *, writes: bool) -> T:
@@ -57,14 +56,14 @@ class Database:
 
 
 def opened(url: str) -> Database:
-    """Return the database at a URL, its tables brought up to this version. Raises DatabaseUnfit."""
+    """Return the database at a URL, with its tables migrated to this version. Raises DatabaseUnfit."""
     migrate(url)
     return Database(engine_of(url))
 
 
 def engine_of(url: str, *, keys_hold: bool = True) -> Engine:
-    """Return an engine with the pragmas and transactions that this service counts on. `keys_hold`: foreign keys are
-    enforced on SQLite; not in migrations, where a table that is made anew would take its children's rows with it.
+    """Return an engine with the pragmas and transactions that this service needs. `keys_hold`: enforce foreign keys on
+    SQLite; off in migrations, where recreating a table would delete the rows that refer to it.
 
     Raises DatabaseUnfit.
     """
@@ -78,7 +77,7 @@ def engine_of(url: str, *, keys_hold: bool = True) -> Engine:
 
 
 def address_of(url: str) -> URL:
-    """Return the parts of a URL. Raises DatabaseUnfit for what this service does not speak, without its password."""
+    """Return the parts of a URL. Raises DatabaseUnfit for unsupported databases; the message hides the password."""
     try:
         address = make_url(url)
     except ArgumentError:
@@ -93,12 +92,12 @@ def address_of(url: str) -> URL:
 
 
 def migrate(url: str, *, revision: str = "head") -> None:
-    """Bring the tables to a revision, up or down. Raises DatabaseUnfit, with nothing changed."""
+    """Migrate the tables to a revision, up or down. Raises DatabaseUnfit, with nothing changed."""
     address = address_of(url)
     engine = engine_of(url, keys_hold=False)
     try:
         with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":  # one replica migrates, the others find it done
+            if connection.dialect.name == "postgresql":  # one replica migrates, the others wait
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             _move(connection, revision)
     except (SQLAlchemyError, CommandError, OSError) as error:
@@ -135,12 +134,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _prepare_sqlite(connection: Any, pragmas: Sequence[str]) -> None:  # noqa: ANN401 - a connection of the driver
-    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
+    connection.isolation_level = None  # we begin transactions, not the driver
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Take the write lock at the beginning: a reader that turns writer later would be refused."""
+    """Take the write lock at once: SQLite refuses a reader that becomes a writer later."""
     is_write = connection.get_execution_options().get(WRITES, True)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")

@@ -1,16 +1,16 @@
-"""Everything that the job service refuses or cannot do.
+"""Errors of the job service.
 
 JobServiceError
 ├── DatabaseUnfit     the database cannot be used: unreachable, or made by a newer Atoll
-├── JobUnknown        no such job, or none that the caller may know of
+├── JobUnknown        no such job, or the caller may not see it
 ├── NameTaken         an active job has that name in that namespace
-├── KeyReused         an idempotency key came with another job than before
-└── RecordChanged     somebody else changed the record meanwhile; look again
+├── KeyReused         an idempotency key was used before for another job
+└── RecordChanged     the record changed in the meantime; read it again
 """
 
 
 class JobServiceError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises."""
 
 
 class DatabaseUnfit(JobServiceError):
@@ -18,7 +18,7 @@ class DatabaseUnfit(JobServiceError):
 
 
 class JobUnknown(JobServiceError):
-    """There is no such job, or none that the caller may know of."""
+    """There is no such job, or the caller may not see it."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id}")
@@ -29,21 +29,19 @@ class NameTaken(JobServiceError):
     """An active job has that name in that namespace."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        message = (
-            f"an active job {name} is in namespace {namespace}: wait for its end, cancel it, or choose another name"
-        )
+        message = f"namespace {namespace} has an active job {name}: wait for its end, cancel it, or choose another name"
         super().__init__(message)
 
 
 class KeyReused(JobServiceError):
-    """An idempotency key came with another job than before."""
+    """An idempotency key was used before for another job."""
 
     def __init__(self, key: str, job_id: str) -> None:
-        super().__init__(f"the idempotency key {key} was given for job {job_id}, which asks for something else")
+        super().__init__(f"the idempotency key {key} belongs to job {job_id}, which differs from this one")
 
 
 class RecordChanged(JobServiceError):
-    """Somebody else changed the record meanwhile."""
+    """The record changed in the meantime."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"the record of job {job_id} was changed meanwhile")
+        super().__init__(f"the record of job {job_id} changed in the meantime")

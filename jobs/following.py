@@ -1,7 +1,7 @@
-"""Keeps looking: whoever is told of a change, or a new record makes the reconciler look at that job.
+"""Decides when to reconcile a job: after a change in the cluster, a call of the API, a new record, or a resync.
 
-In: watches of what bears this service's label, calls of the API, and time. Out: looks, several jobs at a time, each job
-by one worker. Any of them may be lost: a resync looks at every active job and at everything in the cluster.
+Watches the objects with this service's label. Several jobs are reconciled at a time, each by one worker. Any signal
+may be lost: a resync reconciles every active job and checks all objects of this service.
 """
 
 from typing import Any, Final
@@ -42,7 +42,7 @@ class _Labelled(msgspec.Struct, frozen=True):
 
 
 class JobFollower:
-    """Watches one cluster and has its jobs looked at; `run` as one task, while this process leads."""
+    """Watches one cluster and reconciles its jobs; `run` as one task, while this process leads."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class JobFollower:
         self._workers = workers
         self._resync_seconds = resync_seconds
         self.queue: WorkQueue[str] = WorkQueue(clock)
-        self.last_resync_error = "the first resync has not ended yet"
+        self.last_resync_error = "the first resync has not finished yet"
         decode = msgspec.json.Decoder(_Labelled).decode
         self.reflectors: dict[str, Reflector[Any]] = {
             kind: Reflector(
@@ -78,7 +78,7 @@ class JobFollower:
         }
 
     async def run(self) -> None:
-        """Look after jobs until cancelled."""
+        """Reconcile jobs until cancelled."""
         await supervise(
             **{f"watch-{kind}": reflector.run() for kind, reflector in self.reflectors.items()},
             **{f"worker-{number}": self.queue.work(self._reconciler.reconcile) for number in range(self._workers)},
@@ -91,20 +91,20 @@ class JobFollower:
             try:
                 await self.look_at_all()
                 self.last_resync_error = ""
-            except Exception as error:  # noqa: BLE001 - cluster or database may be gone; the next one tries again
+            except Exception as error:  # noqa: BLE001 - cluster or database may be down; the next resync tries again
                 self.last_resync_error = f"{type(error).__name__}: {error}".partition("\n")[0]
-                log.warning("Could not look at everything", err=self.last_resync_error)
+                log.warning("Resync failed", err=self.last_resync_error)
             seconds = RESYNC_RETRY_SECONDS if self.last_resync_error else self._resync_seconds
             await self._clock.sleep(seconds)
 
     async def _follow_records(self) -> None:
-        """Have a job looked at for which another replica was asked for something."""
+        """Reconcile jobs that another replica's API created or cancelled."""
         seen: dict[str, int] = {}
         while True:
             try:
                 found = dict(await self._database.read(lambda session: waiting_jobs(session, self._cluster)))
             except SQLAlchemyError as error:
-                log.warning("Could not look for new jobs", err=str(error).partition("\n")[0])
+                log.warning("Could not read new jobs", err=str(error).partition("\n")[0])
             else:
                 for job_id in found.keys() - seen.keys() | {one for one in seen if found.get(one, 0) > seen[one]}:
                     self.queue.add(job_id)
@@ -112,8 +112,8 @@ class JobFollower:
             await self._clock.sleep(RECORDS_SECONDS)
 
     async def look_at_all(self) -> None:
-        """Have every active job, and every job with something in the cluster, looked at. Raises KubeError, and what the
-        database raises."""
+        """Reconcile every active job, and every job that has objects in the cluster. Raises KubeError and SQLAlchemy's
+        errors."""
         for job_id in await self._database.read(lambda session: active_ids(session, self._cluster)):
             self.queue.add(job_id)
         for job_id in await self._reconciler.sweep():

@@ -1,7 +1,6 @@
-"""Serves an ASGI application by uvicorn's protocol, behind the connection guards of every listener of Atoll.
+"""Serves an ASGI application with uvicorn's protocol, behind the connection limits of every Atoll listener.
 
-In: an application, an address, a TLS context. Out: a port that is served until the block ends. uvicorn's own server is
-not used: it would take the process's signals, and cut nobody who sends slowly.
+uvicorn's own server is not used: it takes over the process's signals, and does not disconnect slow senders.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ Peer = tuple[str, int]
 
 
 class PeerConnection(Connection):
-    """A guarded connection that is found by the address of its client, as requests tell it."""
+    """A guarded connection, found by the client address that requests carry."""
 
     def __init__(self, admission: Admission, protocol: asyncio.Protocol, peers: dict[Peer, Connection]) -> None:
         super().__init__(admission, protocol)
@@ -33,7 +32,7 @@ class PeerConnection(Connection):
         self._peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be found from now on."""
+        """Register the connection."""
         name = transport.get_extra_info("peername")
         if name is not None:
             self._peer = (str(name[0]), int(name[1]))
@@ -41,7 +40,7 @@ class PeerConnection(Connection):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Be found no longer."""
+        """Unregister the connection."""
         if self._peer is not None and self._peers.get(self._peer) is self:
             del self._peers[self._peer]
         super().connection_lost(exc)
@@ -49,7 +48,7 @@ class PeerConnection(Connection):
 
 @asynccontextmanager
 async def serving(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Serve inside the block and give the port, which matters when `port` is 0. OSError if it is taken."""
+    """Serve inside the block and yield the port, which matters when `port` is 0. Raises OSError if it is taken."""
     peers: dict[Peer, Connection] = {}
 
     def guard_of(scope: Scope) -> Connection | None:
@@ -93,7 +92,7 @@ def _protocols(app: ASGIApp, state: ServerState) -> Callable[[], H11Protocol]:
 
 
 async def _end(state: ServerState) -> None:
-    """Let requests that are worked on end, for a bounded time, and close every connection."""
+    """Let requests in progress finish, for a bounded time, then close every connection."""
     for connection in list(state.connections):
         connection.shutdown()
     tasks = list(state.tasks)

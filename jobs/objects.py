@@ -1,7 +1,6 @@
-"""The objects of a record: what atoll.jobs renders, marked as this service's and this try's.
+"""The objects of a record: rendered by atoll.jobs, labelled with this service and this attempt. Pure.
 
-In: a record, the administrator's settings, who we are. Out: plain objects in the order in which they are created; the
-one that runs the pods is the last, so that a try that was cut off in the middle runs nothing. Pure.
+Objects are in the order of creation. The one that runs the pods is last, so an interrupted attempt runs nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ WORKLOADS: Final = ("Job", "Deployment")
 
 
 def objects_of(record: JobRecord, rendering: RenderSettings, *, service_id: str, now: datetime) -> Sequence[Object]:
-    """Return what is created for a try. Raises JobMistake where settings have changed since the job was taken."""
+    """Return the objects of an attempt. Raises JobMistake if changed settings no longer accept the job."""
     rendered = render(job_of(record), rendering, now_seconds=now.timestamp())
     marks = {job_names.SERVICE_ID: service_id, job_names.ATTEMPT: str(record.attempt)}
     objects = [_marked(one, marks) for one in rendered.objects]
@@ -35,14 +34,14 @@ def _marked(one: Object, marks: Mapping[str, str]) -> Object:
     template = template | {"metadata": of_pods | {"labels": of_pods.get("labels", {}) | marks}}
     spec: dict[str, Any] = one["spec"] | {"template": template}
     if one["kind"] == "Job":
-        # We remove what has ended ourselves, once we have seen how it ended.
+        # The service removes finished objects itself, after it has recorded how they ended.
         spec.pop("ttlSecondsAfterFinished", None)
         is_one = spec["completions"] == 1 or runs_whole(template)
         if is_one and template["spec"]["restartPolicy"] == "Never":
-            spec["backoffLimit"] = 0  # one failure ends the try, and we decide about the next
+            spec["backoffLimit"] = 0  # one failure ends the attempt; the service decides about the next
     return marked | {"spec": spec}
 
 
 def runs_whole(template: Mapping[str, Any]) -> bool:
-    """Tell whether the pods work as one: none of them runs unless all do."""
+    """Return whether the pods run all together or not at all."""
     return names.GANG in template.get("metadata", {}).get("annotations", {})

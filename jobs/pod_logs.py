@@ -1,7 +1,4 @@
-"""What a job's containers print, streamed from the kubelet through the API server.
-
-In: a record and which of its pods. Out: bytes as they come. Nothing is kept.
-"""
+"""Logs of a job's containers, streamed from the kubelet through the API server. Nothing is stored."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,7 +12,7 @@ from atoll.kube.client import ApiClient
 from jobs.records import JobRecord
 
 SILENCE_SECONDS: Final = 3600.0
-"""A container that prints nothing for this long is no longer followed."""
+"""Following ends when a container prints nothing for this long."""
 
 
 class NoPods(Exception):
@@ -23,10 +20,10 @@ class NoPods(Exception):
 
 
 class LogReader(Protocol):
-    """Reads what containers print."""
+    """Reads container logs."""
 
     def read(self, record: JobRecord, *, pod: str | None, tail: int, follow: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the last lines, and what follows. Raises NoPods, KubeError."""
+        """Yield the last `tail` lines, then new ones if `follow`. Raises NoPods, KubeError."""
         ...
 
 
@@ -40,13 +37,13 @@ class _Pod(msgspec.Struct):
 
 
 class PodLogs:
-    """Asks the API server."""
+    """Reads logs through the API server."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def read(self, record: JobRecord, *, pod: str | None, tail: int, follow: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the last lines of the named pod of the job, or of its newest try's first one."""
+        """Yield the last lines of the named pod of the job, or of the first pod of its newest attempt."""
         name = await self._pod(record, pod)
         path = paths.pods(record.namespace, name, "log")
         params = {"tailLines": tail, "follow": "true" if follow else "false"}
@@ -55,7 +52,7 @@ class PodLogs:
                 yield chunk
 
     async def _pod(self, record: JobRecord, wanted: str | None) -> str:
-        """Return the name of a pod of this job and of no other."""
+        """Return the name of a pod of this job."""
         selector = {"labelSelector": f"{job_names.JOB_ID}={record.id}"}
         decode = msgspec.json.Decoder(_Pod).decode
         listing = await self._client.list(paths.pods(record.namespace), decode, params=selector)

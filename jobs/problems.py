@@ -1,7 +1,6 @@
-"""What goes wrong, as callers of the API read it: problem details after RFC 9457.
+"""Errors of the API as problem details (RFC 9457).
 
-In: an error of this package or a refusal. Out: a ProblemDetails, and the response that carries it. `type` is one of a
-few names that programs may rely on; `detail` is a sentence for people.
+`type` is one of a few names that programs may rely on; `detail` is a sentence for people.
 """
 
 from typing import Annotated, Any, Final
@@ -23,10 +22,10 @@ class FieldFault(BaseModel):
     """What is wrong with one field."""
 
     field: Annotated[str, Field(description="its path, such as policy.max_runtime or ext_ml_gpu_count")]
-    value: Annotated[str, Field(description="what stands there, cut")] = ""
+    value: Annotated[str, Field(description="the value, truncated")] = ""
     limit: Annotated[str, Field(description="what may")] = ""
     hint: Annotated[str, Field(description="what to do")] = ""
-    line: Annotated[int | None, Field(description="of the request's body")] = None
+    line: Annotated[int | None, Field(description="line in the request's body")] = None
 
 
 class ProblemDetails(BaseModel):
@@ -34,13 +33,13 @@ class ProblemDetails(BaseModel):
 
     type: Annotated[str, Field(description="a name that programs may rely on")]
     title: Annotated[str, Field(description="what kind of problem it is")]
-    status: Annotated[int, Field(description="of the answer")]
+    status: Annotated[int, Field(description="HTTP status of the response")]
     detail: Annotated[str, Field(description="what happened, on which object, and what to do")]
     errors: Annotated[list[FieldFault] | None, Field(description="the fields that are wrong, one by one")] = None
 
 
 class ApiRefusal(Exception):
-    """A request that is answered with a problem."""
+    """A request that gets a problem as its response."""
 
     def __init__(self, problem: ProblemDetails, *, headers: dict[str, str] | None = None) -> None:
         super().__init__(problem.detail)
@@ -54,12 +53,12 @@ def problem(status: int, kind: str, title: str, detail: str, errors: list[FieldF
 
 
 def not_found(detail: str) -> ApiRefusal:
-    """Return the refusal of what is not there, or may not be known to be."""
+    """Return the refusal for something that does not exist, or that the caller may not see."""
     return ApiRefusal(problem(404, "not-found", "Not found", detail))
 
 
 def invalid(faults: Problems) -> ApiRefusal:
-    """Return the refusal of a job with mistakes."""
+    """Return the refusal of an invalid job."""
     told = [fault_of(one) for one in faults[:FAULTS_MAX]]
     first = str(faults[0]) if faults else "the job cannot be read"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
@@ -67,7 +66,7 @@ def invalid(faults: Problems) -> ApiRefusal:
 
 
 def fault_of(mistake: AttributeProblem) -> FieldFault:
-    """Return a mistake of a job as a field's fault."""
+    """Return an attribute problem as a FieldFault."""
     return FieldFault(
         field=mistake.attribute, value=mistake.value, limit=mistake.limit, hint=mistake.hint, line=mistake.line
     )
@@ -81,18 +80,18 @@ def mistaken(field: str, value: object, limit: str, hint: str) -> ApiRefusal:
 _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (JobUnknown, 404, "not-found", "Not found"),
     (NameTaken, 409, "name-taken", "An active job has that name"),
-    (KeyReused, 409, "key-reused", "The idempotency key stands for another job"),
-    (RecordChanged, 409, "changed-meanwhile", "The record was changed meanwhile; try again"),
-    (IllegalStep, 409, "illegal-step", "The job is not in a state for that"),
+    (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
+    (RecordChanged, 409, "changed-meanwhile", "The record changed in the meantime; try again"),
+    (IllegalStep, 409, "illegal-step", "The job's state does not allow this"),
 )
 
 
 def problem_of(error: JobServiceError | IllegalStep) -> ProblemDetails:
-    """Return an error of this package as a problem."""
+    """Convert an error of this package to a problem."""
     for kind, status, name, title in _KINDS:
         if isinstance(error, kind):
             return problem(status, name, title, str(error))
-    return problem(500, "fault", "The service has a fault", "see the service's log")
+    return problem(500, "fault", "Internal error", "see the service's log")
 
 
 def response_of(told: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
@@ -102,18 +101,18 @@ def response_of(told: ProblemDetails, headers: dict[str, str] | None = None) -> 
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI says of answers with a problem."""
+    """Return the OpenAPI entries of responses with a problem."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     titles = {
         400: "the body cannot be read",
-        401: "no token, or one that nobody knows",
+        401: "no token, or an invalid one",
         403: "not allowed",
-        404: "not there, or not to be seen",
-        409: "not now, or not in this state",
+        404: "not found, or not visible to the caller",
+        409: "conflicts with the current state",
         413: "too large",
         415: "neither JSON nor YAML",
-        422: "mistakes, each with its field",
-        429: "too many at a time",
-        503: "cannot be asked now",
+        422: "invalid, with an entry per field",
+        429: "too many requests",
+        503: "temporarily unavailable",
     }
     return {status: {"description": titles[status], "content": content} for status in statuses}

@@ -1,6 +1,6 @@
-"""The fields of Jobs, Deployments, pods and Workloads that say what became of a job: bytes to facts.
+"""Decoders: from the API server's bytes of Jobs, Deployments, pods and Workloads to atoll.jobs.facts.
 
-In: bytes of the API server. Out: facts of atoll.jobs.facts. The one place that knows these objects' paths.
+The only place that knows the paths of these objects' fields.
 """
 
 from typing import Final
@@ -157,13 +157,13 @@ def decode_pod(raw: bytes) -> PodFacts:
 
 
 def decode_evictions(raw: bytes) -> str:
-    """Return why Kueue evicted a Workload; empty where it did not. Raises msgspec.MsgspecError."""
+    """Return why Kueue evicted a Workload; empty if it did not. Raises msgspec.MsgspecError."""
     evicted = _held(_kueue_workloads.decode(raw).status.conditions, "Evicted")
     return (evicted.reason or "Evicted") if evicted is not None else ""
 
 
 def _pod_reason(status: _PodStatus) -> tuple[str, str]:
-    """Return why a pod ended or waits: a disruption first, then its own reason, its containers', its scheduling."""
+    """Return why a pod ended or waits; a disruption comes first, then the reason of pod, container or scheduling."""
     disrupted = _held(status.conditions, DISRUPTED)
     if disrupted is not None:
         reason = disrupted.reason or ""

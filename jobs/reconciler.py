@@ -1,11 +1,11 @@
-"""Brings one job and the cluster together: creates what should be there, follows what is, removes what should not be.
+"""Reconciles one job with the cluster: creates missing objects, tracks their state, removes those no longer needed.
 
-In: the id of a job. Out: when to look again. Level-triggered: each look reads the record and the cluster anew and does
-the next thing; a process that dies at any write leaves what the next look finds and goes on from. Objects have names
-that follow from the job and labels that say whose they are, so that a second creation meets the first.
+Level-triggered: each run reads the record and the cluster and does the next step. A process may die at any write: the
+next run continues from what it finds. Names of objects follow from the job and labels say which job they belong to,
+so a second creation finds the first.
 
-    pending ──create all, the runner of pods last──► queued ──what the cluster shows──► ... ──► ended ──► tidied up
-       wish to cancel, in any of them: remove all ──nothing left, pods neither──► cancelled
+    pending ──create all, the object with the pods last──► queued ──state in the cluster──► ... ──► ended ──► cleaned up
+       cancel requested, in any state: remove all ──no objects or pods left──► cancelled
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,19 +36,19 @@ from jobs.views import job_of
 log = structlog.get_logger(__name__)
 
 SOON_SECONDS: Final = 1.0
-"""Until the next look at a deletion that is under way, beside what watches tell."""
+"""Seconds until a pending deletion is checked again, in addition to watches."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameObstacle:
-    """Why an object cannot be created. `passes`: it is being removed."""
+    """Why an object cannot be created. `passes`: the obstacle is being removed."""
 
     told: str
     passes: bool = False
 
 
 class JobReconciler:
-    """Looks after the jobs of one cluster."""
+    """Reconciles the jobs of one cluster."""
 
     def __init__(self, database: Database, cluster: JobCluster, rendering: RenderSettings, clock: Clock) -> None:
         self._database = database
@@ -56,12 +56,12 @@ class JobReconciler:
         self._rendering = rendering
         self._clock = clock
         self._kept: dict[str, frozenset[str]] = {}
-        """By job that has ended: the uids of what is kept of it, until a time that `reconcile` told."""
+        """For each ended job, the uids of the objects kept until the time that `reconcile` returned."""
 
     async def reconcile(self, job_id: str) -> float | None:
-        """Do the next thing for a job; return after how many seconds to look again, None for when something happens.
+        """Do the next step of a job; return the seconds until the next run, or None to wait for a change.
 
-        Raises KubeError and what the database raises: the job is then looked at again later.
+        Raises KubeError and SQLAlchemy's errors: the caller retries the job later.
         """
         record = await self._record(job_id)
         if record is None:
@@ -72,11 +72,11 @@ class JobReconciler:
             return 0.0
 
     async def sweep(self) -> tuple[str, ...]:
-        """Remove objects without a record; return the jobs of the others, which may have to be tidied up."""
+        """Remove objects without a record; return the jobs of the other objects, which may need cleaning up."""
         known: list[str] = []
         for job_id, mine in _by_job(await self._cluster.find()).items():
             if self._kept.get(job_id) == _uids(mine):
-                continue  # seen before, and due at a time that is known
+                continue  # seen before; already scheduled
             if await self._record(job_id) is not None:
                 known.append(job_id)
                 continue
@@ -127,7 +127,7 @@ class JobReconciler:
         except (Invalid, Forbidden, NotFound) as error:
             return await self._fail(record, f"the cluster refuses the job: {error}", now)
         except JobMistake as mistake:
-            return await self._fail(record, f"the job cannot become objects any more: {mistake}", now)
+            return await self._fail(record, f"the job can no longer be rendered: {mistake}", now)
         if isinstance(uid, NameObstacle):
             if uid.passes:
                 return SOON_SECONDS
@@ -136,7 +136,7 @@ class JobReconciler:
         return 0.0
 
     async def _create(self, record: JobRecord, now: datetime) -> str | NameObstacle:
-        """Create what is missing; return the uid of the object that runs the pods, or what is in the way."""
+        """Create missing objects; return the uid of the object that runs the pods, or the obstacle."""
         uid = ""
         objects = objects_of(record, self._rendering, service_id=self._cluster.service_id, now=now)
         for one in objects:
@@ -153,7 +153,7 @@ class JobReconciler:
         return uid
 
     async def _obstacle(self, record: JobRecord, there: FoundObject) -> NameObstacle | None:
-        """Return why an object that has the name of one of ours is in the way; None where it is ours."""
+        """Return why an object with the name of one of ours is an obstacle; None if it is ours."""
         if there.service_id == self._cluster.service_id and there.job_id == record.id:
             if there.is_leaving:
                 return NameObstacle("", passes=True)
@@ -161,7 +161,7 @@ class JobReconciler:
                 return None
         advice = "delete it, or give the job another name"
         if there.service_id != self._cluster.service_id:
-            return NameObstacle(f"{there} is there and is not this service's: {advice}")
+            return NameObstacle(f"{there} exists and does not belong to this service: {advice}")
         if there.kind == KEPT:
             return NameObstacle(f"{there} holds the checkpoints of job {there.job_id}: {advice}")
         if not await self._is_over(there.job_id):
@@ -199,11 +199,11 @@ class JobReconciler:
     # Out of the cluster
 
     async def _expire(self, record: JobRecord, job: Job, state: JobState, message: str, now: datetime) -> float | None:
-        """End a job whose time is over, unless it ended by itself meanwhile; it is stopped before that is recorded."""
+        """End a job whose time is over, unless it has ended by itself; stop it before recording that."""
         if state is JobState.PENDING:
             found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
             made = [one for one in found if one.kind in WORKLOADS and one.attempt == str(record.attempt)]
-            if made:  # and the process died before it could say so
+            if made:  # and the process died before it recorded that
                 await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": made[0].uid}),), now)
                 return 0.0
         else:
@@ -230,7 +230,7 @@ class JobReconciler:
         return None
 
     async def _tidy(self, record: JobRecord, state: JobState, now: datetime) -> float | None:
-        """Remove what runs although the job has ended, at once; what is kept to be looked at, after a time."""
+        """After a job ended, remove running objects at once, and objects kept for inspection after a time."""
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
         self._kept[record.id] = _uids(found)
@@ -254,7 +254,7 @@ class JobReconciler:
         return SOON_SECONDS
 
     async def _remove_stray_pods(self, record: JobRecord, *, but: str = "") -> bool:
-        """Remove pods that nothing owns any more, `but` those of one try; tell whether any is left."""
+        """Remove pods without an owner, except those of attempt `but`; return whether any is left."""
         pods = [pod for pod in await self._cluster.pods(record) if pod.attempt != but]
         await self._cluster.remove_pods(pods)
         return bool(pods)
@@ -266,7 +266,7 @@ class JobReconciler:
         return 0.0
 
     async def _take(self, record: JobRecord, planned: tuple[PlannedStep, ...], now: datetime) -> None:
-        """Record steps together, if the record is still the one that they were planned for. Raises RecordChanged."""
+        """Record the steps in one transaction. Raises RecordChanged if the record changed since they were planned."""
 
         def work(session: Any) -> None:  # noqa: ANN401 - a session of the database
             version = record.version

@@ -1,8 +1,7 @@
 """The tables of the job service.
 
-In: nothing. Out: SQLAlchemy's mapped classes, the same on SQLite and PostgreSQL. What somebody asked for stands in
-`document`, word for word; beside it what became of it. Queries are in jobs.store, changes of the tables in
-jobs.migrations.
+SQLAlchemy's mapped classes, the same on SQLite and PostgreSQL. `document` holds the submitted job, word for word; the
+other columns hold its state. Queries are in jobs.store, migrations in jobs.migrations.
 """
 
 from datetime import UTC, datetime
@@ -26,20 +25,20 @@ NOT_ENDED: Final = text(f"state NOT IN ({', '.join(repr(state.value) for state i
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment, kept in UTC: SQLite forgets zones, so they are taken off on the way in and put back on the way out."""
+    """A time stored in UTC: SQLite drops zones, so they are removed when writing and added when reading."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return what is stored."""
+        """Return the value to store, without its zone."""
         if value is None:
             return None
         moment = value.astimezone(UTC)
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return what was stored."""
+        """Return the stored value, in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
@@ -52,7 +51,7 @@ class RecordBase(DeclarativeBase):
 
 
 class JobRecord(RecordBase):
-    """One job, and what became of it."""
+    """One job and its state."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -81,31 +80,31 @@ class JobRecord(RecordBase):
     created_by: Mapped[str] = mapped_column(String(256))
     idempotency_key: Mapped[str | None] = mapped_column(String(512))
     request_digest: Mapped[str] = mapped_column(String(64))
-    """Of what was asked for, so that a key that comes with another job is noticed."""
+    """Digest of the request: detects an idempotency key that is used for another job."""
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
     message: Mapped[str] = mapped_column(Text, default="")
     attempt: Mapped[int] = mapped_column(default=1)
-    """Which try this is. Its objects bear the number, so that those of an earlier try are not taken for its own."""
+    """Number of the attempt. Its objects carry it, so objects of earlier attempts are told apart."""
     retry_count: Mapped[int] = mapped_column(default=0)
     preemption_count: Mapped[int] = mapped_column(default=0)
     not_before: Mapped[datetime | None] = mapped_column(UtcTime)
     cancel_requested_at: Mapped[datetime | None] = mapped_column(UtcTime)
     cancel_requested_by: Mapped[str | None] = mapped_column(String(256))
     workload_uid: Mapped[str | None] = mapped_column(String(64))
-    """Of the Job or Deployment of this try, once it was seen."""
+    """Uid of the Job or Deployment of this attempt, once it was seen."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     updated_at: Mapped[datetime] = mapped_column(UtcTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
     version: Mapped[int] = mapped_column()
-    """Raised with each change; a change of an older version is refused."""
+    """Increases with each change; a write based on an older version is refused."""
 
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - as SQLAlchemy reads it
 
 
 class JobEventRecord(RecordBase):
-    """One thing that happened to a job."""
+    """One entry of a job's history."""
 
     __tablename__ = "job_events"
     __table_args__ = (Index("ix_job_events_job_id_id", "job_id", "id"),)
@@ -114,16 +113,16 @@ class JobEventRecord(RecordBase):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     at: Mapped[datetime] = mapped_column(UtcTime)
     what: Mapped[str] = mapped_column(String(32))
-    """create, the step of the state table, or what somebody asked for."""
+    """create, a step of the state table, or a request of a user."""
     state: Mapped[str] = mapped_column(String(16))
-    """The state afterwards."""
+    """State after the event."""
     message: Mapped[str] = mapped_column(Text, default="")
     actor: Mapped[str] = mapped_column(String(256), default="")
-    """Who asked for it; empty for what the cluster did."""
+    """Who requested it; empty if the cluster did it."""
 
 
 class ServiceRecord(RecordBase):
-    """Which service this database belongs to: one row, whose id is on every object that the service makes."""
+    """The service that owns this database: one row. Its id is on every object that the service creates."""
 
     __tablename__ = "service"
 

@@ -1,6 +1,6 @@
-"""The process of the job service: database, API, and, while it leads, the looks after jobs.
+"""The process of the job service: database, API and, in the leader, the reconciler.
 
-In: settings. Out: a service that runs until it is cancelled. One replica of several leads; all of them answer.
+One replica leads; all of them answer requests.
 """
 
 import secrets
@@ -39,7 +39,7 @@ LEASE: Final = "atoll-jobs"
 
 async def serve_jobs(settings: JobServiceSettings) -> None:
     """Run until cancelled. Raises SettingsError, DatabaseUnfit, ConfigurationError, CertificateError before it
-    listens, and an ExceptionGroup when a part of the process ends by a fault."""
+    listens, and an ExceptionGroup if a part of the process fails."""
     clock, metrics = SystemClock(), Metrics("jobs")
     rules = EVERYTHING if settings.access is None else access_rules(settings.access)
     rendering = render_settings(settings.render)
@@ -62,8 +62,10 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 resync_seconds=settings.resync_seconds,
             )
             register_watch_metrics(metrics, follower.reflectors)
-            metrics.gauge_of("leading", "1 while this process looks after jobs", lambda: float(leader.is_leader))
-            metrics.gauge_of("queue_length", "Jobs that wait to be looked at", lambda: float(len(follower.queue)))
+            metrics.gauge_of(
+                "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
+            )
+            metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(follower.queue)))
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
@@ -100,7 +102,7 @@ async def _run(
 
 
 async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower) -> None:
-    """Look after jobs while we lead, and wait again when leadership was lost."""
+    """Reconcile jobs while this process leads; wait again after leadership is lost."""
     while True:
         try:
             await leader.lead(lambda _term: follower.run())
@@ -115,7 +117,7 @@ def _elector(client: ApiClient, clock: Clock) -> LeaderElector:
 
 def _authenticator(settings: JobServiceSettings, client: ApiClient, clock: Clock) -> Authenticator:
     if settings.insecure_local:
-        log.warning("Everybody who can connect may do everything", host=settings.host)
+        log.warning("Authentication is off: everybody who can connect may do everything", host=settings.host)
         return LocalUser()
     return TokenReviewer(client, audience=settings.audience, now=clock.monotonic_seconds)
 

@@ -1,7 +1,6 @@
-"""Settings of the job service, and who has which part in which tenant.
+"""Settings of the job service, and the access rules: who has which role in which tenant.
 
-In: flags, variables, a file; the access file. Out: frozen values. What would open the service to anybody is refused
-here, before anything listens.
+Settings that would open the service to everybody are refused here, before anything listens.
 """
 
 from pathlib import Path
@@ -27,22 +26,22 @@ Subject = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class JobServiceSettings(Settings):
-    """Keeps jobs, gives them to the cluster, and follows what becomes of them."""
+    """Records jobs, submits them to the cluster, and tracks their state."""
 
     kubeconfig: Path | None = None
     """Kubeconfig of the cluster; the pod's own account when absent."""
     cluster: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = "local"
-    """What the cluster is called in the paths of the API."""
+    """Name of the cluster in the paths of the API."""
     database: SecretStr = SecretStr("sqlite:///atoll-jobs.db")
-    """Where records are kept: sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/NAME."""
+    """Database of the records: sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/NAME."""
     namespace: str = "tenant-{tenant}"
-    """Namespace of a tenant's jobs; it must be there. With {tenant}, unless there is one tenant."""
+    """Namespace of a tenant's jobs; it must exist. Must contain {tenant}, unless there is only one tenant."""
     access: Path | None = None
-    """YAML file with the rules that say who has which role in which tenant."""
+    """YAML file with the access rules: who has which role in which tenant."""
     insecure_local: bool = False
-    """Ask nobody for a token and let everybody who can connect do everything; on loopback alone, for trying it out."""
+    """Require no token and let everybody who can connect do everything; only on loopback, for trying it out."""
     audience: str = ""
-    """For whom tokens must have been issued; the API server's own tokens when empty."""
+    """Required audience of tokens; empty means the API server's own audience."""
     render: Path | None = None
     """YAML file that says how jobs become objects, as `atoll job --settings` takes it."""
     host: str = "127.0.0.1"
@@ -58,15 +57,15 @@ class JobServiceSettings(Settings):
     health_port: Annotated[int, Field(ge=0, le=65_535)] = 8091
     """Port of /livez, /readyz and /metrics."""
     resync_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300.0
-    """How often every active job is looked at without an occasion."""
+    """How often every active job is reconciled without a change."""
     workers: Annotated[int, Field(ge=1, le=64)] = 4
-    """Jobs that are looked at at a time."""
+    """Jobs that are reconciled at a time."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what would be open to anybody, or to nobody."""
+        """Refuse settings that would open the service to everybody or to nobody."""
         if not is_loopback(self.host) and (self.certificate is None or self.key is None):
             raise ValueError(f"host {self.host} is no loopback address: give certificate and key as well")
         if (self.certificate is None) != (self.key is None):
@@ -85,7 +84,7 @@ class JobServiceSettings(Settings):
 
 
 class AccessRule(Settings):
-    """A group, or a user, has a role in a tenant, or in one of its projects."""
+    """Gives a group or a user a role in a tenant or in one of its projects."""
 
     group: Subject | None = None
     user: Subject | None = None
@@ -95,7 +94,7 @@ class AccessRule(Settings):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a rule about nobody, about everybody, or about no tenant."""
+        """Refuse a rule without a subject, with two subjects, or without a tenant."""
         if (self.group is None) == (self.user is None):
             raise ValueError("give group or user, one of both")
         if (self.role is TenantRole.OPERATOR) != (self.tenant is None):
@@ -115,13 +114,13 @@ class AccessRules(Settings):
     rules: Annotated[tuple[AccessRule, ...], Field(max_length=RULES_MAX)]
 
     def caller(self, name: str, groups: tuple[str, ...]) -> JobCaller:
-        """Return somebody with what they were granted, by name and by groups."""
+        """Return a user with the grants of their name and groups."""
         mine = (rule for rule in self.rules if rule.user == name or (rule.group is not None and rule.group in groups))
         return JobCaller(name, tuple(dict.fromkeys(rule.grant() for rule in mine)))
 
 
 EVERYTHING = AccessRules(rules=(AccessRule(user="local", role=TenantRole.OPERATOR),))
-"""What holds without authentication."""
+"""The rules without authentication."""
 
 
 def access_rules(file: Path) -> AccessRules:
@@ -130,7 +129,7 @@ def access_rules(file: Path) -> AccessRules:
 
 
 def render_settings(file: Path | None) -> RenderSettings:
-    """Read how jobs become objects. Raises SettingsError."""
+    """Read the render settings. Raises SettingsError."""
     return RenderSettings() if file is None else _read(file, RenderSettings, "render file")
 
 

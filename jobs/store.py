@@ -1,7 +1,7 @@
-"""What is asked of the records, and every change of them.
+"""Queries and changes of the records.
 
-In: a session in a transaction, and the time. Out: records, or an error of jobs.errors. Each function is one
-transaction's work, and every change of a state goes through the table of atoll.jobs.states.
+Each function is the work of one transaction. Every change of a state goes through the table in atoll.jobs.states.
+Errors are those of jobs.errors.
 """
 
 import json
@@ -31,7 +31,7 @@ CANCEL_ASKED: Final = "ask to cancel"
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that somebody may submit, and where it goes."""
+    """A job that the caller may submit, with its tenant and namespace."""
 
     job: Job
     cluster_id: str
@@ -43,8 +43,8 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs are listed. `scopes`: what the caller may see, as (tenant, project or None for all of them); None for
-    every tenant."""
+    """Which jobs to list. `scopes`: what the caller may see, as (tenant, project), project None for all projects; None
+    means every tenant."""
 
     cluster_id: str
     scopes: Sequence[tuple[str, str | None]] | None
@@ -57,14 +57,14 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """One page of a list, newest first, and how many there are in all."""
+    """One page of a list, newest first, and the total count."""
 
     records: Sequence[JobRecord]
     total: int
 
 
 def service_id(session: Session, now: datetime) -> str:
-    """Return the id of the service whose database this is; the first call chooses it."""
+    """Return the id of the service that owns this database; the first call chooses it."""
     known = session.scalar(select(ServiceRecord.id).limit(1))
     if known is not None:
         return known
@@ -74,7 +74,7 @@ def service_id(session: Session, now: datetime) -> str:
 
 
 def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> tuple[JobRecord, bool]:
-    """Record a job under an id and return it, and whether it is new: the same key gives the job that it gave before.
+    """Record a job under an id; return it and whether it is new: a repeated idempotency key returns the earlier job.
 
     Raises KeyReused, NameTaken.
     """
@@ -104,7 +104,7 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         with session.begin_nested():
             session.add(record)
     except IntegrityError as error:
-        known = _by_key(session, new)  # somebody was quicker with the same key
+        known = _by_key(session, new)  # another request with the same key was faster
         if known is not None:
             return _same(known, new, digest), False
         raise NameTaken(new.job.name, new.namespace) from error
@@ -113,7 +113,7 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
 
 
 def digest_of(new: NewJob) -> str:
-    """Return what tells one request from another, whatever order its fields came in."""
+    """Return the digest of a request, independent of the order of its fields."""
     asked = {"cluster": new.cluster_id, "namespace": new.namespace, "job": new.job.model_dump(mode="json")}
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
@@ -170,7 +170,7 @@ def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
 
 
 def list_events(session: Session, job_id: str, *, page: int, page_size: int) -> tuple[Sequence[JobEventRecord], int]:
-    """Return a page of what happened to a job, oldest first, and how much that is in all."""
+    """Return a page of a job's history, oldest first, and the total count."""
     of_job = JobEventRecord.job_id == job_id
     total = session.scalar(select(func.count()).select_from(JobEventRecord).where(of_job)) or 0
     size = min(page_size, PAGE_SIZE_MAX)
@@ -185,8 +185,8 @@ def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
 
 
 def waiting_jobs(session: Session, cluster_id: str) -> Sequence[tuple[str, int]]:
-    """Return the jobs of a cluster that are to be created or cancelled, and the version of each record: whichever
-    replica was asked, the leading one finds them here."""
+    """Return the jobs of a cluster that wait to be created or cancelled, with the version of each record. The leader
+    finds requests to other replicas here."""
     asked = (JobRecord.state == FIRST.value) | JobRecord.cancel_requested_at.is_not(None)
     where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]), asked)
     return [
@@ -205,8 +205,8 @@ def take_step(
     changes: Mapping[str, Any] | None = None,
     version: int | None = None,
 ) -> JobRecord:
-    """Move a job by one step and note it. `version`: of the record that the decision was made for. `changes`: other
-    fields that change with it.
+    """Move a job by one step and add it to the history. `version`: of the record that the decision is based on.
+    `changes`: other fields to change with it.
 
     Raises JobUnknown, IllegalStep, RecordChanged, each with nothing changed.
     """
@@ -233,7 +233,7 @@ def take_step(
 
 
 def change_job(session: Session, job_id: str, *, version: int, now: datetime, changes: Mapping[str, Any]) -> JobRecord:
-    """Change fields of a record that is not a state, such as its message. Raises JobUnknown, RecordChanged."""
+    """Change fields other than the state, such as the message. Raises JobUnknown, RecordChanged."""
     record = _locked(session, job_id)
     if record.version != version:
         raise RecordChanged(job_id)
@@ -245,22 +245,21 @@ def change_job(session: Session, job_id: str, *, version: int, now: datetime, ch
 
 
 def ask_to_cancel(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
-    """Note that a job is to be cancelled; asking again changes nothing. Raises JobUnknown, IllegalStep."""
+    """Record the request to cancel a job; a repeated request changes nothing. Raises JobUnknown, IllegalStep."""
     record = _locked(session, job_id)
     is_asked = record.cancel_requested_at is not None and record.state not in ENDED
     if is_asked or record.state == JobState.CANCELLED:
         return record
     step(record.name, JobState(record.state), JobStep.CANCEL, history=_history(session, job_id))
     record.cancel_requested_at, record.cancel_requested_by, record.updated_at = now, actor, now
-    record.message = "is being cancelled: waits until nothing of it is left in the cluster"
+    record.message = "cancelling: waiting until no object of the job is left in the cluster"
     _flush(session, record)
     _note(session, record, CANCEL_ASKED, now=now, actor=actor)
     return record
 
 
 def retry_job(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
-    """Try a failed job again, at once and with its count of retries from the beginning. Raises JobUnknown, IllegalStep,
-    NameTaken."""
+    """Retry a failed job at once, with its retry count reset. Raises JobUnknown, IllegalStep, NameTaken."""
     changes = {"retry_count": 0, "not_before": None, "cancel_requested_at": None, "cancel_requested_by": None}
     try:
         with session.begin_nested():
@@ -273,7 +272,7 @@ def retry_job(session: Session, job_id: str, *, now: datetime, actor: str) -> Jo
 
 
 def _locked(session: Session, job_id: str) -> JobRecord:
-    """Return a record that nobody else changes until the transaction ends; SQLite locks the whole file anyway."""
+    """Return a record, locked until the transaction ends; SQLite locks the whole file anyway."""
     record = session.scalars(select(JobRecord).where(JobRecord.id == job_id).with_for_update()).one_or_none()
     if record is None:
         raise JobUnknown(job_id)

@@ -1,7 +1,7 @@
-"""What is submitted: bytes of anybody to a job that may be recorded.
+"""Validates submissions: from the body of a request to a NewJob.
 
-In: the body of a request, who asks, and where to. Out: a NewJob, or a refusal that names field, value, bound and what
-to do. A job that could not become objects is refused here, so that whoever submits it learns so at once.
+A refusal names field, value, limit and what to do. A job that cannot be rendered is refused here, so the submitter
+learns it at once.
 """
 
 from dataclasses import dataclass
@@ -23,25 +23,25 @@ KEY_LENGTH_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One request, and who makes it."""
+    """One request and its caller."""
 
     body: bytes
     caller: JobCaller
     key: str | None
-    """Of the header Idempotency-Key."""
+    """Value of the header Idempotency-Key."""
 
 
 def new_job_of(
     submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, *, now_seconds: float
 ) -> NewJob:
-    """Return the job that is asked for. Raises ApiRefusal."""
+    """Return the submitted job. Raises ApiRefusal."""
     job = _parsed(submission.body, rendering)
     caller = submission.caller
     for field, given in (("id", job.id), ("created_by", job.created_by)):
         if given is not None:
-            raise mistaken(field, given, "the service gives it", "remove it")
+            raise mistaken(field, given, "the service sets it", "remove it")
     if job.cluster_id not in (None, settings.cluster):
-        raise mistaken("cluster_id", job.cluster_id, f"this path is of cluster {settings.cluster}", "remove it")
+        raise mistaken("cluster_id", job.cluster_id, f"this path belongs to cluster {settings.cluster}", "remove it")
     if job.deployment_type is DeploymentType.HELM:
         raise mistaken("deployment_type", "helm", "the service installs no charts", "use `atoll job render`, and Helm")
     tenant = _tenant(job, caller)
@@ -56,7 +56,9 @@ def new_job_of(
     except NodesUnknown as unknown:
         mistake = unknown.problem
         hint = "the service does not look at nodes: use ext_ml_node_selector, or `atoll job render --cluster`"
-        raise mistaken(mistake.attribute, mistake.value, "is no rule that Kubernetes has", hint) from unknown
+        raise mistaken(
+            mistake.attribute, mistake.value, "cannot be expressed as a Kubernetes node selector", hint
+        ) from unknown
     except JobMistake as mistake_error:
         raise invalid((mistake_error.problem,)) from mistake_error
     return NewJob(placed, settings.cluster, tenant, namespace, caller.name, key)
@@ -84,7 +86,7 @@ def _tenant(job: Job, caller: JobCaller) -> str:
 
 
 def _check_permission(caller: JobCaller, whose: JobOwnership, job: Job) -> None:
-    """Refuse a tenant in which the caller may not create; one that is hidden is told no differently."""
+    """Refuse a tenant in which the caller may not create jobs; the message is the same for a hidden tenant."""
     if decide(caller, JobPermission.CREATE, whose) is not AccessAnswer.ALLOWED:
         where = f"tenant {whose.tenant}" + (f", project {whose.project}" if whose.project else "")
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", f"{caller.name} may not create jobs in {where}"))
@@ -94,9 +96,9 @@ def _check_permission(caller: JobCaller, whose: JobOwnership, job: Job) -> None:
 
 
 def _key(job: Job, header: str | None) -> str | None:
-    """Return the idempotency key: of the header, or of the job; they may not differ."""
+    """Return the idempotency key of the header or of the job; the two may not differ."""
     if header is not None and (not 0 < len(header) <= KEY_LENGTH_MAX or not header.isprintable()):
-        limit = f"may have 1 to {KEY_LENGTH_MAX} printable characters"
+        limit = f"must have 1 to {KEY_LENGTH_MAX} printable characters"
         raise mistaken("Idempotency-Key", header, limit, "send a uuid")
     if header is not None and job.idempotency_key not in (None, header):
         limit = f"the header Idempotency-Key says {header}"

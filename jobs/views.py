@@ -1,7 +1,6 @@
-"""What the API shows of records.
+"""Response models of the API.
 
-In: records. Out: pydantic models, of which OpenAPI tells. Separate from the tables, so that neither follows the other
-by accident.
+Separate from the tables, so that a change of one does not change the other by accident.
 """
 
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from jobs.records import JobEventRecord, JobRecord
 
 
 class JobView(BaseModel):
-    """A job, and what became of it."""
+    """A job and its state."""
 
     id: str
     name: str
     status: JobState
-    message: Annotated[str, Field(description="why it is in this state, and what it waits for")]
+    message: Annotated[str, Field(description="why the job is in this state, and what it waits for")]
     cluster_id: str
     tenant_id: str
     project_id: str | None
@@ -30,20 +29,20 @@ class JobView(BaseModel):
     job_type: JobType
     source_type: SourceType
     created_by: str
-    attempt: Annotated[int, Field(description="which try this is, from 1")]
-    retry_count: Annotated[int, Field(description="failures after which it was tried again")]
-    preemption_count: Annotated[int, Field(description="how often it gave way to others")]
-    not_before: Annotated[datetime | None, Field(description="when the pause before a retry is over")]
+    attempt: Annotated[int, Field(description="number of the attempt, from 1")]
+    retry_count: Annotated[int, Field(description="retries after failures")]
+    preemption_count: Annotated[int, Field(description="how often it was preempted")]
+    not_before: Annotated[datetime | None, Field(description="when the pause before a retry ends")]
     cancel_requested_at: datetime | None
     cancel_requested_by: str | None
     created_at: datetime
     updated_at: datetime
-    started_at: Annotated[datetime | None, Field(description="when containers of this try began to run")]
+    started_at: Annotated[datetime | None, Field(description="when containers of this attempt started")]
     ended_at: datetime | None
-    object_kind: Annotated[str, Field(description="of the object that runs the pods")]
+    object_kind: Annotated[str, Field(description="kind of the object that runs the pods")]
     object_name: str
-    queue_name: Annotated[str | None, Field(description="LocalQueue of Kueue, where the cluster has Kueue")]
-    job: Annotated[dict[str, Any], Field(description="what was asked for, word for word")]
+    queue_name: Annotated[str | None, Field(description="LocalQueue, if the cluster has Kueue")]
+    job: Annotated[dict[str, Any], Field(description="the submitted job, word for word")]
 
 
 class JobListView(BaseModel):
@@ -52,17 +51,17 @@ class JobListView(BaseModel):
     items: list[JobView]
     page: int
     page_size: int
-    total: Annotated[int, Field(description="of all pages")]
+    total: Annotated[int, Field(description="count over all pages")]
 
 
 class JobEventView(BaseModel):
-    """One thing that happened to a job."""
+    """One entry of a job's history."""
 
     at: datetime
-    what: Annotated[str, Field(description="create, ask to cancel, or a step of the job's life")]
+    what: Annotated[str, Field(description="create, ask to cancel, or a step of the state table")]
     status: Annotated[JobState, Field(description="afterwards")]
     message: str
-    actor: Annotated[str, Field(description="who asked for it; empty for what the cluster did")]
+    actor: Annotated[str, Field(description="who requested it; empty if the cluster did it")]
 
 
 class JobEventListView(BaseModel):
@@ -71,11 +70,11 @@ class JobEventListView(BaseModel):
     items: list[JobEventView]
     page: int
     page_size: int
-    total: Annotated[int, Field(description="of all pages")]
+    total: Annotated[int, Field(description="count over all pages")]
 
 
 def job_of(record: JobRecord) -> Job:
-    """Return what was asked for, with what the service knows of it: the job that is rendered."""
+    """Return the job to render: the submitted one with the fields that the service sets."""
     return Job.model_validate(
         record.document
         | {
@@ -89,13 +88,13 @@ def job_of(record: JobRecord) -> Job:
 
 
 def label_safe(name: str) -> str:
-    """Return a user's name as a job can carry it: the account's own part of a ServiceAccount's long name."""
+    """Return a user's name as a label value; for a ServiceAccount, the account's own name."""
     kept = "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "-" for one in name)
     return kept[-63:].strip("-_.") or "unknown"
 
 
 def view_of(record: JobRecord) -> JobView:
-    """Return what the API shows of a job."""
+    """Return the response for a job."""
     policy = record.document.get("policy") or {}
     return JobView(
         id=record.id,
@@ -127,7 +126,7 @@ def view_of(record: JobRecord) -> JobView:
 
 
 def event_views(records: Sequence[JobEventRecord]) -> list[JobEventView]:
-    """Return what the API shows of a job's history."""
+    """Return the response for a job's history."""
     return [
         JobEventView(at=one.at, what=one.what, status=JobState(one.state), message=one.message, actor=one.actor)
         for one in records

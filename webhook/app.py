@@ -31,7 +31,7 @@ class ClaimSource(Protocol):
 
 
 class DeviceSource(Protocol):
-    """What is needed of the lookup of other devices."""
+    """The lookup of other devices that the webhook needs."""
 
     async def refusal(self, namespace: str, pod: AdmittedPod) -> Denial | None: ...
 

@@ -1,7 +1,7 @@
-"""Reads what a pod's ResourceClaims and extended resources stand for, where it has any beside Atoll's GPUs.
+"""Looks up the devices behind the ResourceClaims and extended resources of pods that also ask for GPUs of Atoll.
 
-Live reads, and only for pods that ask Atoll for GPUs and something else too: they are few, and a watch would cost every
-cluster. What cannot be read is not let pass.
+Live reads, only for the few pods that ask Atoll for GPUs and also for other devices; a watch would burden every
+cluster. A pod whose devices cannot be read is denied.
 """
 
 import asyncio
@@ -29,22 +29,22 @@ from webhook.review import Denial
 log = structlog.get_logger(__name__)
 
 LOOKUP_SECONDS: Final = 1.5
-"""The API server waits 5 s for the webhook, and the GpuClaim may have taken two of them."""
+"""The API server waits 5 s for the webhook, and reading the GpuClaim may take 2 s."""
 
 
 class DeviceFinder:
-    """Looks devices up for one webhook process."""
+    """Looks up devices for one webhook process."""
 
     def __init__(self, client: ApiReader) -> None:
         self._client = client
 
     async def refusal(self, namespace: str, pod: AdmittedPod) -> Denial | None:
-        """Return the denial of a pod that asks for GPUs by another way too. The pod asks Atoll for GPUs."""
+        """Return the denial of a pod that also asks for GPUs from another source. The pod asks Atoll for GPUs."""
         claims = pod.spec.resource_claims
         if not claims and not unknown_resources(pod):
             return None
         if len(claims) > CLAIMS_MAX:
-            return Denial(f"the pod has {len(claims)} resourceClaims, a pod with GPUs may have {CLAIMS_MAX}", 400)
+            return Denial(f"the pod has {len(claims)} resourceClaims, {CLAIMS_MAX} are allowed with GPUs", 400)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 listing, specs = await asyncio.gather(
@@ -52,8 +52,8 @@ class DeviceFinder:
                     asyncio.gather(*(self._spec(namespace, one) for one in claims)),
                 )
         except (KubeError, TimeoutError, msgspec.DecodeError) as error:
-            log.warning("Could not look devices up", namespace=namespace, err=str(error))
-            return Denial("whether the pod's other devices are GPUs could not be looked up; try again", 503)
+            log.warning("Could not look up devices", namespace=namespace, err=str(error))
+            return Denial("the webhook could not check whether the pod's other devices are GPUs; try again", 503)
         refused = refuse_resources(pod, listing.items)
         classes = {one.metadata.name: one for one in listing.items}
         for claim, spec in zip(claims, specs, strict=True):
@@ -61,7 +61,7 @@ class DeviceFinder:
         return refused
 
     async def _spec(self, namespace: str, claim: PodResourceClaim) -> ResourceClaimSpec | None:
-        """Return what a claim asks for; None for one that is not there."""
+        """Return the spec of a claim; None if it does not exist."""
         try:
             if claim.resource_claim_template_name:
                 template = claim.resource_claim_template_name
@@ -74,4 +74,4 @@ class DeviceFinder:
 
 
 def _missing(claim: PodResourceClaim) -> Denial:
-    return Denial(f"{claim.words} does not exist; create it before the pod, so that its devices are known")
+    return Denial(f"{claim.words} does not exist; create it before the pod, so that the webhook can check its devices")

@@ -75,7 +75,7 @@ class AdmittedGate(WireView, frozen=True):
 
 
 class PodResourceClaim(WireView, frozen=True):
-    """One entry of `spec.resourceClaims`: devices by Kubernetes' own allocation."""
+    """One entry of `spec.resourceClaims`: devices by dynamic resource allocation."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -83,7 +83,7 @@ class PodResourceClaim(WireView, frozen=True):
 
     @property
     def words(self) -> str:
-        """What the entry is called in a message."""
+        """Name of the entry in messages."""
         if self.resource_claim_template_name:
             return f"ResourceClaimTemplate {self.resource_claim_template_name[:120]!r} of resource claim {self.name!r}"
         return f"ResourceClaim {(self.resource_claim_name or '')[:120]!r}"

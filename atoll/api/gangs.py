@@ -19,9 +19,9 @@ DOMAINS_MAX = 200
 """Limit of domains listed per pod set; more are summarised at a wider level."""
 OWNERS_MAX = 64
 SUCCEEDED_MAX = 256
-"""Pod sets and owners whose succeeded members a status counts."""
+"""Most pairs of pod set and owner whose succeeded members a status counts."""
 PRESENT_MAX = 1000
-"""Succeeded members, in all, that a status names because their objects are still there."""
+"""Most succeeded members whose uids a status lists because their objects still exist."""
 DURATION = "^([0-9]{1,5}h)?([0-9]{1,6}m)?([0-9]{1,8}s)?$"
 
 Duration = Annotated[str, Field(min_length=2, max_length=24, pattern=DURATION)]
@@ -68,7 +68,7 @@ LEVEL_RULES = (
     ),
     (
         "!self.balanced || self.mode == 'preferred'",
-        "balanced spreads members over the domains below a preferred level; set mode: preferred, or leave it out",
+        "balanced spreads members over the domains below a preferred level; set mode: preferred, or remove balanced",
     ),
 )
 
@@ -91,7 +91,8 @@ class GangTopologyRequest(Model):
         tuple[SliceRequest, ...], Field(max_length=SLICE_LAYERS_MAX, description="outermost first; inner ones nest")
     ] = ()
     balanced: Annotated[
-        bool, Field(description="spread evenly over few domains below the preferred level, not one after the other")
+        bool,
+        Field(description="spread evenly over few domains below the preferred level, not one after the other"),
     ] = False
     pod_index_label: Annotated[
         NodeLabel | None, Field(description="label of the pods with their rank; known kinds need none")
@@ -131,7 +132,7 @@ class GangPodSet(Model):
     )
     topology: GangTopologyRequest | None = None
     group: Annotated[
-        PodSetName | None, Field(description="a leader and its workers name the same one, and are placed as one")
+        PodSetName | None, Field(description="a leader and its workers with the same group are placed together")
     ] = None
 
     @model_validator(mode="after")
@@ -178,7 +179,9 @@ class WaitForPodsReady(Model):
     ] = None
     recovery_limit_count: Annotated[
         int | None,
-        Field(ge=0, le=1000, description="losses of ready members in one admission after which the next one evicts"),
+        Field(
+            ge=0, le=1000, description="losses of ready members allowed in one admission; the next loss evicts the gang"
+        ),
     ] = None
     requeuing_strategy: RequeuingStrategy | None = None
 
@@ -216,7 +219,7 @@ GANG_RULES = (
             "!has(self.topology) || !self.topology.balanced || "
             "(self.podSets.size() == 1 && !has(self.podSets[0].topology))"
         ),
-        "balanced deals out the members of one pod set; with several, or beside its own topology, set it there",
+        "balanced spreads the members of one pod set; with several, or beside its own topology, set it there",
     ),
     (
         (
@@ -224,14 +227,14 @@ GANG_RULES = (
             "(self.podSets.filter(q, has(q.group) && q.group == p.group).size() == 2 && "
             "self.podSets.exists(q, has(q.group) && q.group == p.group && q.count == 1)))"
         ),
-        "a group is a leader and its workers: two pod sets that name it, one of them with count 1",
+        "a group is a leader and its workers: exactly two pod sets with this group, one of them with count 1",
     ),
     (
         (
             "self.podSets.all(p, !has(p.group) || !has(p.topology) || self.podSets.all(q, !has(q.group) || "
             "q.group != p.group || q.count < p.count || (has(q.topology) && q.topology == p.topology)))"
         ),
-        "a leader lies by the topology of its workers; write the same for both, or leave the leader's out",
+        "a leader is placed by the topology of its workers; set the same for both, or remove the leader's",
     ),
 )
 
@@ -294,7 +297,7 @@ class GpuGangSpec(Model):
                 raise ValueError(GANG_RULES[6][1])
 
     def topology_of(self, pod_set: GangPodSet) -> GangTopologyRequest | None:
-        """Return what a pod set is placed by: its own topology, or that of the workers for the leader of a group."""
+        """Return the topology of a pod set: its own, or that of the workers for the leader of a group."""
         if pod_set.topology is not None or pod_set.group is None:
             return pod_set.topology
         mates = (one.topology for one in self.pod_sets if one.group == pod_set.group)
@@ -366,14 +369,14 @@ class SuspendedOwner(Model):
 
 
 class SucceededMembers(Model):
-    """Members of one pod set and one owner that have done their work. They count on when their objects are deleted."""
+    """Succeeded members of one pod set and one owner. They still count after their objects are deleted."""
 
     pod_set: Annotated[PodSetName, Field(description="the pod set")]
     owner: Annotated[str, Field(description="uid of their controller; empty for bare pods", max_length=64)]
     count: Annotated[int, Field(description="members that have succeeded", ge=0)]
     present: Annotated[
         tuple[Annotated[str, Field(max_length=64)], ...],
-        Field(max_length=PRESENT_MAX, description="uids of those among them whose objects were still there"),
+        Field(max_length=PRESENT_MAX, description="uids of those whose objects still existed"),
     ] = ()
 
 
@@ -386,18 +389,18 @@ class GpuGangStatus(Model):
     needed: Annotated[int, Field(description="members needed to start", ge=0)] = 0
     admissions: Annotated[int, Field(ge=0, description="how often the gang was admitted")] = 0
     admission: Annotated[
-        str, Field(description="id of the admission; its members are annotated with it", max_length=64)
+        str, Field(description="id of the admission; members carry it as an annotation", max_length=64)
     ] = ""
     was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
     succeeded: Annotated[
         tuple[SucceededMembers, ...],
         Field(
-            description="members that have done their work, also those whose pods are deleted",
+            description="members that have succeeded, including those whose pods are deleted",
             max_length=SUCCEEDED_MAX,
             json_schema_extra=list_map("podSet", "owner"),
         ),
     ] = ()
-    losses: Annotated[int, Field(ge=0, description="how often it was ready and lost members, in this admission")] = 0
+    losses: Annotated[int, Field(ge=0, description="losses of ready members in this admission")] = 0
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None
     suspended_owners: Annotated[

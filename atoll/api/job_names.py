@@ -24,11 +24,11 @@ MODEL_ID: Final = "job.gpu.scheduling/model-id"
 MODEL_VERSION: Final = "job.gpu.scheduling/model-version"
 APP: Final = "app"
 
-# Labels of what the job service makes.
+# Labels on the objects of the job service.
 SERVICE_ID: Final = "job.gpu.scheduling/service-id"
-"""Which service made the object: each looks after its own alone."""
+"""Id of the service that created the object: each service only manages its own."""
 ATTEMPT: Final = "job.gpu.scheduling/attempt"
-"""Which try of the job it belongs to, from 1."""
+"""Number of the job's attempt that it belongs to, from 1."""
 
 # Annotations of the object that runs the pods.
 DEADLINE: Final = "job.gpu.scheduling/deadline"

@@ -26,11 +26,11 @@ GANG: Final = "gpu.scheduling/gang"
 GANG_SIZE: Final = "gpu.scheduling/gang-size"
 POD_SET: Final = "gpu.scheduling/pod-set"
 RESERVATION: Final = "gpu.scheduling/reservation"
-"""The GpuReservation outside of which the pod never runs. On a GPU Lease: NAME/UID of the one that it belongs to."""
+"""On a pod: the GpuReservation outside of which it never runs. On a GPU Lease: NAME/UID of its GpuReservation."""
 USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET, RESERVATION)
 
 PREEMPTIBLE: Final = "job.gpu.scheduling/preemptible"
-"""Label of a pod: with the value false nobody of a higher priority takes its GPUs."""
+"""Label of a pod: with the value false, no pod of a higher priority takes its GPUs."""
 
 # Annotations that only Atoll writes.
 CLAIM_UID: Final = "gpu.scheduling/claim-uid"
@@ -40,9 +40,9 @@ WOKEN: Final = "gpu.scheduling/woken"
 KEPT: Final = "gpu.scheduling/kept"
 """On a waiting pod: NODE:ID,ID of the GPUs kept for it; other pods do not get them. See soft_reservations."""
 ADMISSION: Final = "gpu.scheduling/admission"
-"""On a member of a gang with an open gate: the id of the admission, as in its gang's status.admission."""
+"""On an ungated member of a gang: the id of its admission, as in the gang's status.admission."""
 PREEMPTION_NOTICE: Final = "gpu.scheduling/preemption-notice"
-"""On a pod that is about to be ended: the time, in RFC 3339. Its containers may read it through the downward API."""
+"""On a pod that is being evicted: the latest time of its end, in RFC 3339, readable through the downward API."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
 OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION, PREEMPTION_NOTICE)
@@ -57,7 +57,7 @@ RUNTIMES: Final = "gpu.scheduling/runtimes"
 """Words separated by commas, such as vllm,pytorch; a node without it serves every runtime."""
 
 DRIVER_HOLD: Final = "gpu.scheduling/driver-hold"
-"""Label of a Node; with the value released its agent lets go of the driver, so that it can be reloaded."""
+"""Label of a Node: with the value released, its agent releases the driver, so that it can be reloaded."""
 DRIVER_RELEASED: Final = "released"
 
 MIRROR: Final = "kubernetes.io/config.mirror"
@@ -71,7 +71,7 @@ GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
 FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
 """Level of a Topology whose domains are NVLink fabric cliques: clusterUUID and cliqueId, as the agents report them."""
 START_TAINT_PREFIXES: Final = ("startup-taint.cluster-autoscaler.kubernetes.io/", f"{GROUP}/")
-"""What the keys of taints begin with that the controllers may take off a new node; no others, by their policy."""
+"""Prefixes of the taint keys that the controllers may remove from a new node; their policy forbids others."""
 RUNTIME_CLASS: Final = "atoll-nvidia"
 """RuntimeClass whose NVIDIA handler accepts the visible-devices variable; only the webhook may set it."""
 
@@ -163,14 +163,14 @@ EVENT_REASONS: Final = {
     REASON_GPUS_FREEING: "pods of lower priority are evicted, so that the pod gets linked GPUs for its claim",
     REASON_PREEMPTED: "the pod is evicted for one of higher priority whose claim needs linked GPUs",
     REASON_PREEMPTION_ENDED: "the pod did not get the GPUs that were freed for it; the message says why",
-    REASON_RESERVATION_ACTIVE: "a GpuReservation holds all the GPUs that it should",
+    REASON_RESERVATION_ACTIVE: "a GpuReservation holds all of its GPUs",
     REASON_RESERVATION_FILLING: "a GpuReservation holds too few GPUs; it takes more as they become free",
-    REASON_RESERVATION_OVER: "a GpuReservation has ended or was not used; it holds nothing more",
+    REASON_RESERVATION_OVER: "a GpuReservation has ended or was not used; it no longer holds GPUs",
     REASON_FOREIGN_USE: "a GPU is in use by a process that does not hold it; it is not given out meanwhile",
     REASON_GPU_ILL: "a GPU is no longer given out; once on the pod that holds it and on the node",
     REASON_GPU_WELL: "a GPU that was unhealthy may be given out again",
     REASON_NODE_NEEDS_DRAIN: "a GPU needs a reboot of its node; nothing new is placed there, drain it",
-    REASON_GPUS_GONE: "a GPU of a bound pod is no longer on its machine; its containers cannot start again",
+    REASON_GPUS_GONE: "a GPU of a bound pod is gone from its machine; its containers cannot start again",
     REASON_MACHINE_GONE: "somebody declared a machine gone for good; GPUs of pods that left it are freed",
     REASON_MACHINE_FORGOTTEN: "report and heartbeat of a node without a Node object were deleted",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",

@@ -31,11 +31,11 @@ EVENT_STEPS: Final = {
     names.REASON_GPU_ILL: "read the message; drain the pod, repair or replace the card",
     names.REASON_GPU_WELL: NOTHING,
     names.REASON_NODE_NEEDS_DRAIN: "`kubectl drain` the node, reboot it, uncordon it",
-    names.REASON_GPUS_GONE: "nothing where the message says that it is evicted; else recreate the pod",
+    names.REASON_GPUS_GONE: "nothing if the message says that the pod is evicted; otherwise recreate the pod",
     names.REASON_RESERVATION_ACTIVE: NOTHING,
-    names.REASON_RESERVATION_FILLING: "nothing; where it must have them, end or preempt pods that have such GPUs",
-    names.REASON_RESERVATION_OVER: "nothing; pods that name it wait for ever, so create another one or change them",
-    names.REASON_MACHINE_GONE: "nothing; if the machine runs after all, start its agent at once",
+    names.REASON_RESERVATION_FILLING: "nothing; if it cannot wait, end pods that have such GPUs",
+    names.REASON_RESERVATION_OVER: "nothing; pods that name it wait forever: recreate them with another one",
+    names.REASON_MACHINE_GONE: "nothing; if the machine still runs, start its agent at once",
     names.REASON_MACHINE_FORGOTTEN: NOTHING,
     names.REASON_WAITING: "read the message; `atoll explain pod/NAME` tells what would help",
 }
@@ -69,10 +69,10 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "running pods cannot be seen; GPUs of deleted pods stay in doubt",
         "check the agent's mount of /sys/fs/cgroup, and its right to the kubelet's API",
     ),
-    (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_ALL_READ): ("nothing of a device is unknown", NOTHING),
+    (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_ALL_READ): ("all facts about the devices are known", NOTHING),
     (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_FACTS_UNREAD): (
-        "who uses a GPU, or how much memory it has, is unknown; a foreign use would not be seen",
-        "the agent's rights: NVIDIA_MIG_MONITOR_DEVICES=all for MIG, the host's processes",
+        "the users or the memory size of a GPU are unknown; foreign use would not be noticed",
+        "check the agent's permissions: NVIDIA_MIG_MONITOR_DEVICES=all for MIG, and the host's processes",
     ),
     ("Pod", names.POD_AS_PROMISED, "ForeignGpuUse"): (
         "the pod uses a GPU that it does not hold, or another process uses one of its GPUs",
@@ -172,7 +172,7 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
     ),
     (_GANG, names.CONDITION_EVICTED, "RecoveryLimitExceeded"): (
         "it lost ready members more often than recoveryLimitCount allows",
-        "look at what ends its members; it is admitted anew after a pause",
+        "check why its members end; it is admitted again after a pause",
     ),
     (_GANG, names.CONDITION_EVICTED, "SchedulerRefused"): (
         "kube-scheduler refused a member on its node",

@@ -15,7 +15,7 @@ DEVICES_MAX = 512
 """Limit of devices per machine, including MIG instances."""
 PODS_MAX = 1024
 DEPARTED_MAX = 64
-"""Cards that left, whose ids no other card gets: eight swaps of eight."""
+"""Most departed cards whose ids are kept: eight swaps of eight cards."""
 DEPARTED_INCIDENTS_MAX = 4
 
 Uuid = Annotated[str, Field(min_length=1, max_length=96)]
@@ -103,7 +103,7 @@ class Device(Model):
     model: Annotated[str, Field(max_length=63, description="slug of the product name")]
     product_name: Annotated[str, Field(description="as the driver prints it", max_length=128)] = ""
     memory_bytes: Annotated[
-        int, Field(description="as the driver reports it, less than the nominal size; 0 if unknown", ge=0)
+        int, Field(description="memory as the driver reports it, less than the nominal size; 0 if unknown", ge=0)
     ] = 0
     compute_capability: Annotated[str, Field(description="such as 9.0", max_length=7)] = ""
     island: Annotated[
@@ -135,19 +135,21 @@ class Device(Model):
 
 
 class DepartedDevice(Model):
-    """A card that left the machine: no pod can use it there any more. Its id is kept for it."""
+    """A card that left the machine, so no pod can use it there. Its id is kept for it."""
 
-    id: Annotated[int, Field(ge=0, le=65535, description="its id; no other card gets it meanwhile")]
+    id: Annotated[
+        int, Field(ge=0, le=65535, description="id of the card; no other card gets it while this entry exists")
+    ]
     uuid: Annotated[Uuid, Field(description="the card")]
     model: Annotated[str, Field(max_length=63, description="slug of the product name")] = ""
     vendor: Annotated[str, Field(description="nvidia or amd", max_length=16)] = "nvidia"
     serial: Annotated[str, Field(description="serial number", max_length=32)] = ""
-    pci_bus_id: Annotated[str, Field(description="where it was on the PCI bus", max_length=32)] = ""
+    pci_bus_id: Annotated[str, Field(description="PCI address that it had", max_length=32)] = ""
     boot_id: Annotated[str, Field(description="boot in which it was last seen", max_length=64)] = ""
     left_time: Annotated[str, Field(description="when it was found gone", max_length=64)] = ""
-    reason: Annotated[ShortText, Field(description="what shows that it is gone")] = ""
+    reason: Annotated[ShortText, Field(description="proof that it is gone")] = ""
     incidents: Annotated[
-        tuple[Incident, ...], Field(description="what was wrong with it at last", max_length=DEPARTED_INCIDENTS_MAX)
+        tuple[Incident, ...], Field(description="its last incidents", max_length=DEPARTED_INCIDENTS_MAX)
     ] = ()
 
 
@@ -223,7 +225,7 @@ class Evidence(Model):
         bool, Field(description="processes of every GPU could be read; else the last known use counts")
     ] = True
     uses_unread: Annotated[
-        tuple[Uuid, ...], Field(description="GPUs of which it is unknown who uses them", max_length=DEVICES_MAX)
+        tuple[Uuid, ...], Field(description="GPUs whose users are unknown", max_length=DEVICES_MAX)
     ] = ()
 
 
@@ -253,7 +255,7 @@ class GpuNodeStatusReport(Model):
     departed: Annotated[
         tuple[DepartedDevice, ...],
         Field(
-            description="cards that left the machine, the oldest first",
+            description="cards that left the machine, oldest first",
             max_length=DEPARTED_MAX,
             json_schema_extra=list_map("uuid"),
         ),
@@ -306,16 +308,19 @@ class HealthRelease(Model):
 
 
 class GoneMachine(Model):
-    """The word of somebody who knows that a machine is gone for good: GPUs of pods that left it are free."""
+    """Declaration that a machine is gone for good: GPUs of pods that left it are freed."""
 
     node_uid: Annotated[str, Field(description="uid of the Node that the machine had", min_length=1, max_length=64)]
-    reason: Annotated[str, Field(description="how that is known", max_length=256)] = ""
-    by: Annotated[str, Field(description="who says so, by name at the API server", max_length=256)] = ""
-    time: Annotated[str, Field(description="when it was said", max_length=64)] = ""
+    reason: Annotated[str, Field(description="how the user knows", max_length=256)] = ""
+    by: Annotated[str, Field(description="user who declared it, by name at the API server", max_length=256)] = ""
+    time: Annotated[str, Field(description="time of the declaration", max_length=64)] = ""
     sequence: Annotated[
-        int, Field(description="the machine's last report at that time; a later one takes the word back", ge=0)
+        int,
+        Field(
+            description="sequence of the machine's last report at that time; a later report voids the declaration", ge=0
+        ),
     ] = 0
-    forget: Annotated[bool, Field(description="delete report and heartbeat as well, once there is no Node")] = False
+    forget: Annotated[bool, Field(description="also delete report and heartbeat, once the Node is gone")] = False
 
 
 GONE_MAX = 16
@@ -341,7 +346,7 @@ class GpuNodeStatusSpec(Model):
     gone: Annotated[
         tuple[GoneMachine, ...],
         Field(
-            description="machines of this name that are gone for good; takes the right to declare-gone",
+            description="machines of this name that are gone for good; needs the verb declare-gone",
             max_length=GONE_MAX,
             json_schema_extra=list_map("nodeUid"),
         ),

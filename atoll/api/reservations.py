@@ -1,7 +1,7 @@
-"""GpuReservation: GPUs that are held for some, from one time until another, whether they use them or not.
+"""GpuReservation: GPUs held for certain users, from one time until another, whether they use them or not.
 
-Cluster-scoped, written by administrators: the machines are everybody's. In: a manifest or the API server's JSON. Out: a
-frozen, validated model. Which GPUs it takes is decided in `atoll.cluster.reservations`.
+Cluster-scoped and written by administrators, because machines are shared. A frozen, validated model of a manifest or of
+the API server's JSON. `atoll.cluster.reservations` decides which GPUs it takes.
 """
 
 from enum import StrEnum
@@ -24,7 +24,7 @@ AccountName = Annotated[
 
 
 class ReservationUnit(StrEnum):
-    """What is taken at a time: single GPUs, all GPUs of an island, all GPUs of a node."""
+    """Unit of taking: single GPUs, all GPUs of an island, or all GPUs of a node."""
 
     GPU = "gpu"
     ISLAND = "island"
@@ -34,7 +34,7 @@ class ReservationUnit(StrEnum):
 class ReservationShape(Model):
     """Which GPUs are held."""
 
-    count: Annotated[int, Field(ge=1, le=COUNT_MAX, description="GPUs in all")]
+    count: Annotated[int, Field(ge=1, le=COUNT_MAX, description="total number of GPUs")]
     models: Annotated[
         tuple[ModelSlug, ...],
         Field(max_length=16, description="any of these models; matched by dash-separated prefix; omit for any"),
@@ -55,7 +55,7 @@ RESERVATION_RULES = (
             "(has(self.namespaces) && self.namespaces.size() > 0) || "
             "(has(self.serviceAccounts) && self.serviceAccounts.size() > 0)"
         ),
-        "nobody may use it; name namespaces or serviceAccounts",
+        "nobody may use it; set namespaces or serviceAccounts",
     ),
 )
 
@@ -67,22 +67,26 @@ class GpuReservationSpec(Model):
 
     shape: ReservationShape
     namespaces: Annotated[
-        tuple[NamespaceName, ...], Field(max_length=USERS_MAX, description="every pod of these may use it")
+        tuple[NamespaceName, ...], Field(max_length=USERS_MAX, description="every pod in these namespaces may use it")
     ] = ()
     service_accounts: Annotated[
         tuple[AccountName, ...],
         Field(max_length=USERS_MAX, description="pods with one of these accounts may use it: NAMESPACE/NAME"),
     ] = ()
-    starts: Annotated[Moment | None, Field(description="when GPUs are taken; at once when absent")] = None
-    ends: Annotated[Moment | None, Field(description="when they are given back; never when absent")] = None
+    starts: Annotated[Moment | None, Field(description="when it takes GPUs; omit to start at once")] = None
+    ends: Annotated[Moment | None, Field(description="when it releases its GPUs; omit for never")] = None
     unused_timeout_seconds: Annotated[
         int | None,
-        Field(ge=1, le=31_622_400, description="given back, for good, when no pod has used any of it for so long"),
+        Field(
+            ge=1,
+            le=31_622_400,
+            description="releases its GPUs for good after no pod has used any of them for this time",
+        ),
     ] = None
 
 
 class ReservationPhase(StrEnum):
-    """Pending: not begun. Filling: holds less than it should. Active: holds all. Ended, Released: holds no more."""
+    """Pending: not started. Filling: holds too few GPUs. Active: holds all. Ended, Released: holds none."""
 
     PENDING = "Pending"
     FILLING = "Filling"
@@ -92,29 +96,27 @@ class ReservationPhase(StrEnum):
 
 
 class ReservedNode(Model):
-    """What the reservation has on one node, its pods' GPUs included."""
+    """GPUs of the reservation on one node, including those of its pods."""
 
     node: Annotated[str, Field(description="name of the node", max_length=253)]
-    ids: Annotated[
-        tuple[int, ...], Field(description="Atoll's own numbers of the GPUs there, as in Leases", max_length=64)
-    ]
+    ids: Annotated[tuple[int, ...], Field(description="Atoll's ids of the GPUs there, as in Leases", max_length=64)]
 
 
 class GpuReservationStatus(Model):
-    """What became of it."""
+    """Current state of a GpuReservation."""
 
     phase: ReservationPhase = ReservationPhase.PENDING
     message: Annotated[str, Field(description="a sentence for people", max_length=1024)] = ""
     idle: Annotated[int, Field(description="GPUs that wait for pods", ge=0)] = 0
-    used: Annotated[int, Field(description="GPUs that pods have", ge=0)] = 0
+    used: Annotated[int, Field(description="GPUs that pods hold", ge=0)] = 0
     nodes: Annotated[
         tuple[ReservedNode, ...],
-        Field(description="where they are", max_length=COUNT_MAX, json_schema_extra=list_map("node")),
+        Field(description="GPUs by node", max_length=COUNT_MAX, json_schema_extra=list_map("node")),
     ] = ()
-    unused_since: Annotated[Moment | None, Field(description="since when no pod has used any of it")] = None
-    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
-        None
-    )
+    unused_since: Annotated[Moment | None, Field(description="since when no pod has used any of its GPUs")] = None
+    observed_generation: (
+        Annotated[int, Field(description="generation of the spec that this status describes", ge=0)] | None
+    ) = None
 
 
 class GpuReservation(Model):

@@ -115,8 +115,8 @@ class CellIndex:
         """Return the mask of devices that nothing holds, less what is expected or kept for other pods.
 
         What the asking pod itself holds by Leases or by its own bind counts as free for it. What is kept for pods of a
-        lower priority than the asking one's does too; without a priority it ranks below all. A pod that asks for GPUs
-        of a GpuReservation, given by its uid, has what that holds by Leases, and nothing else.
+        lower priority than the asking pod does too; without a priority it ranks below all. A pod that asks for GPUs
+        of a GpuReservation, given by its uid, gets only the GPUs that the reservation holds by Leases.
         """
         devices = self._reports.nodes.get(node)
         if devices is None:

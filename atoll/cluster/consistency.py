@@ -40,7 +40,7 @@ class Problem(StrEnum):
     DOUBTFUL_LEASE = "the Lease's holder is gone, and its end is not proven"
     STRAY_LEASE = "the Lease's holder is bound to other GPUs"
     OVERDUE_LEASE = "the Lease's holder was not bound in time, and nobody took the GPU back"
-    KEPT_FOR_NOBODY = "a GpuReservation holds the GPU that is gone or over"
+    KEPT_FOR_NOBODY = "a GpuReservation that is gone or over holds the GPU"
     UNREADABLE_LEASE = "the Lease cannot be read"
     MISSING_LEASE = "a bound pod's GPU has no Lease"
     MISSING_ALLOCATION = "a pod that asks for GPUs is bound without an allocation"
@@ -133,7 +133,7 @@ def audit(
     """Return every finding, by promise, problem and object; empty when all promises hold.
 
     `leases` may hold Leases of other kinds; only those of GPUs are read. `now`: a UTC time past whose reservations the
-    controllers should have taken back; without it none is overdue. Without `reservations` nobody asks what they hold.
+    controllers should have taken back; without it none is overdue. Without `reservations` their Leases are not checked.
     """
     books = _AuditIndex({pod.metadata.uid: pod for pod in pods_seen})
     if reservations is not None:
@@ -258,7 +258,7 @@ def _gone_gpus(books: _AuditIndex, statuses: Mapping[str, GpuNodeStatus]) -> Ite
     for uid, allocation in books.allocations.items():
         pod = books.pods[uid]
         for uuid in gone_gpus(pod, statuses.get(allocation.node)):
-            detail = f"{allocation.node} has no {uuid} any more"
+            detail = f"{allocation.node} no longer has {uuid}"
             yield _finding(Problem.GONE_GPU, _name(pod), detail, pod=pods.holder_of(pod), node=allocation.node)
 
 

@@ -25,5 +25,5 @@ class DeviceHistory:
         return tuple(f"{verb} {key}" for verb, key in self._events.get(node, {}).get(device_id, ()))
 
     def forget(self, node: str) -> None:
-        """Forget the devices of a node that is gone."""
+        """Forget the devices of a deleted node."""
         self._events.pop(node, None)

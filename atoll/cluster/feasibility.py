@@ -41,7 +41,7 @@ def could_serve(devices: NodeDevices, request: Request, *, only_well: bool = Fal
 
 
 def machine_verdict(devices: NodeDevices, request: Request) -> Verdict:
-    """Judge a machine that cannot serve the request now: others hold it, some of it is withheld, or never."""
+    """Return why a machine cannot serve the request now: others hold its GPUs, some are withheld, or it never can."""
     answer = offer(cell_of(devices.shape, all_positions(devices)), plain(request))
     if isinstance(answer, Rejection):
         return Verdict.UNKNOWN if answer.reason == names.REJECT_FABRIC else Verdict.NEVER
@@ -50,8 +50,8 @@ def machine_verdict(devices: NodeDevices, request: Request) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known of a node that has GPUs or may have some. `devices`: None without a report that counts; `free`:
-    None when the agent is silent."""
+    """Facts about a node that has or may have GPUs. `devices`: None without a valid report; `free`: None if the agent
+    is silent."""
 
     node: Node
     devices: NodeDevices | None
@@ -59,10 +59,10 @@ class NodeFacts:
 
 
 def node_verdict(pod: Pod, request: Request, facts: NodeFacts) -> Verdict:
-    """Judge one node for one pod.
+    """Return the verdict of one node for one pod.
 
-    A node whose own state is against the pod (cordoned, not ready) may yet serve it; one that its selector, affinity or
-    another taint refuses never does.
+    A node that is cordoned or not ready may serve the pod later; a node that the pod's selector, affinity or another
+    taint excludes never can.
     """
     node, devices = facts.node, facts.devices
     if host_fit.node_reason(pod, host_fit.opened(node)):
@@ -79,7 +79,7 @@ def node_verdict(pod: Pod, request: Request, facts: NodeFacts) -> Verdict:
 
 
 def unseen_nodes(nodes: Mapping[str, Node], ledger: Ledger, now_seconds: float) -> tuple[NodeFacts, ...]:
-    """Return the nodes that have GPUs or may have some, and of which no fresh report counts, by name."""
+    """Return the nodes that have or may have GPUs but no fresh, valid report, by name."""
     found = []
     for name in sorted(nodes):
         devices = ledger.nodes.get(name)
@@ -91,9 +91,9 @@ def unseen_nodes(nodes: Mapping[str, Node], ledger: Ledger, now_seconds: float) 
 
 
 def pod_verdict(pod: Pod, request: Request, nodes: Iterable[NodeFacts]) -> tuple[Verdict, tuple[str, ...]]:
-    """Judge all nodes for one pod: the verdict nearest to a yes, and where facts are missing, `missing_fact` of each.
+    """Return the best verdict of all nodes for one pod and, if facts are missing, the `missing_fact` of each node.
 
-    Stops at the first node that fits or is busy: no caller tells these two apart.
+    Stops at the first node that fits or is busy: no caller needs the difference.
     """
     facts: list[str] = []
     for one in nodes:
@@ -106,7 +106,7 @@ def pod_verdict(pod: Pod, request: Request, nodes: Iterable[NodeFacts]) -> tuple
 
 
 def missing_fact(facts: NodeFacts) -> str:
-    """Return what has to change so that all of a machine counts, as the end of "fits when"; empty for nothing."""
+    """Return what must change so that the whole machine counts, as the end of "fits when"; empty if nothing."""
     node, devices, name = facts.node, facts.devices, facts.node.metadata.name
     if not host_fit.is_ready(node):
         return f"{name} is Ready"
@@ -119,6 +119,6 @@ def missing_fact(facts: NodeFacts) -> str:
 
 
 def listed(facts: Sequence[str], word: str) -> str:
-    """Join the first `FACTS_SHOWN` facts by a word, and count the rest."""
+    """Join the first `FACTS_SHOWN` facts with a word, and count the rest."""
     more = len(facts) - FACTS_SHOWN
     return f" {word} ".join(facts[:FACTS_SHOWN]) + (f" {word} {more} more" if more > 0 else "")

@@ -109,7 +109,7 @@ class ForeignUseCache:
         return tuple(found)
 
     def is_unknown(self, node: str, uuid: str) -> bool:
-        """Tell whether nobody can say who uses a GPU: that no user is told means nothing."""
+        """Return whether the users of a GPU are unknown: then an empty list of users means nothing."""
         return uuid in self._unread.get(node, frozenset())
 
     def is_old_news(self, node: str, pod: Pod) -> bool:

@@ -10,8 +10,8 @@ stays with its pod whatever its health: only new pods are kept away.
 
 The states and what leads to them are the second table of `atoll.cluster.transitions`; this module says which
 facts lead to which event. Two tables rate incidents: XIDS for errors that the driver tells by number (classes as
-in NVIDIA's catalogue of XID errors), RECOVERIES for what the driver asks for, KINDS for everything else. A number that
-is not listed is the worst that its kind knows, and named as unknown. CURES says what ends an incident.
+in NVIDIA's catalogue of XID errors), RECOVERIES for actions that the driver asks for, KINDS for everything else. A
+number that is not listed counts as the worst of its kind, and is shown as unknown. CURES says what ends an incident.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,8 +24,8 @@ from atoll.cluster.transitions import Availability, HealthSignal, availability_o
 
 
 class IncidentCure(StrEnum):
-    """What ends an incident. quiet: it is read, and not told for long enough; reset: of the card, or a boot of the
-    machine; reboot: nothing but that. An administrator's word outdoes each."""
+    """What ends an incident. quiet: no error in successful readings for long enough; reset: a reset of the card or a
+    reboot; reboot: only a reboot. An administrator's release ends each of them."""
 
     QUIET = "quiet"
     RESET = "reset"
@@ -99,7 +99,7 @@ RECOVERIES: Final[Mapping[int, tuple[IncidentAction, IncidentCure, str]]] = {
     6: (IncidentAction.QUARANTINE, IncidentCure.RESET, "reset of the bus"),
     7: (IncidentAction.DRAIN, IncidentCure.REBOOT, "reboot of the whole system"),
 }
-"""nvmlDeviceGpuRecoveryAction_t: worth, what ends it, words."""
+"""nvmlDeviceGpuRecoveryAction_t: severity, cure, text."""
 UNLISTED_RECOVERY: Final = (IncidentAction.DRAIN, IncidentCure.REBOOT)
 
 KINDS: Final[Mapping[IncidentKind, IncidentAction]] = {
@@ -126,9 +126,9 @@ CURES: Final[Mapping[IncidentKind, IncidentCure]] = {
     IncidentKind.ROW_REMAP: IncidentCure.RESET,
     IncidentKind.RETIRED_PAGES: IncidentCure.RESET,
 }
-"""Of kinds whose numbers do not matter; quiet where it is not listed."""
+"""Cures of kinds whose numbers do not matter; quiet if not listed."""
 XIDS_OF_POWER: Final = frozenset({54})
-"""Nobody connects power without a boot."""
+"""Connecting power needs a reboot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def action_of(incident: Incident) -> IncidentAction:
 
 
 def cure_of(kind: IncidentKind, code: int) -> IncidentCure:
-    """What ends such an incident, and nothing less does."""
+    """Return the least that ends such an incident."""
     if kind is IncidentKind.RECOVERY:
         return RECOVERIES.get(code, UNLISTED_RECOVERY)[1]
     if kind is IncidentKind.XID and code in XIDS_OF_POWER:
@@ -197,7 +197,7 @@ def cure_of(kind: IncidentKind, code: int) -> IncidentCure:
 
 
 def recovery_words(code: int) -> str:
-    """What the driver asks for, in words."""
+    """Return the action that the driver asks for, as text."""
     return RECOVERIES[code][2] if code in RECOVERIES else f"recovery action {code}, {NOT_KNOWN}"
 
 

@@ -120,7 +120,7 @@ class DeviceHolds:
                 self._renew_lost(uid)
 
     def forget_history(self, node: str) -> None:
-        """Forget what happened to the devices of a node that is gone; what is held there stays held."""
+        """Forget the history of a deleted node's devices; holds there stay."""
         self._history.forget(node)
 
     def put_lease(self, lease: Lease) -> None:
@@ -232,7 +232,7 @@ class DeviceHolds:
         `attempt` is the token of the bind: only it can take the assumption back, however late an older one ends.
         Without a token the assumption also ends by itself, when the pod is seen bound or gone. Leases of a
         GpuReservation that the pod uses, given by its uid, count as the pod's own. Raises IllegalTransition, with
-        nothing changed, where a device is not free for this pod.
+        nothing changed, if a device is not free for this pod.
         """
         self._check_assumable(uid, allocation, reservation)
         self._drop_assumed(uid)
@@ -277,7 +277,7 @@ class DeviceHolds:
         return tuple(use for use in users if not use.pod_uid or not self._may_use(node, uuid, use.pod_uid))
 
     def is_use_unknown(self, node: str, uuid: str) -> bool:
-        """Tell whether nobody can say who uses a device."""
+        """Return whether the users of a device are unknown."""
         return self._foreign.is_unknown(node, uuid)
 
     def _may_use(self, node: str, uuid: str, uid: str) -> bool:

@@ -188,8 +188,8 @@ def needs(pod: Pod) -> dict[str, int]:
 
     As kube-scheduler counts: the sum of the containers, sidecars with them, or what a single init container needs
     beside the sidecars started before it, whichever is more; pod-level requests instead where they are given; and
-    overhead. While a container is resized it takes the most of what it asks for, was promised and runs with; what the
-    kubelet found infeasible it does not ask for.
+    overhead. While a container is resized it counts the maximum of requested, allocated and actual resources; a request
+    that the kubelet found infeasible does not count.
     """
     total: dict[str, int] = {}
     told = {status.name: status for status in container_statuses(pod) if status.resources is not None}
@@ -271,7 +271,7 @@ def volume_requirements(pod: Pod, volumes: Volumes) -> tuple[tuple[NodeSelectorT
 
 
 def _resized(asked: dict[str, int], status: ContainerStatus | None, *, asks: bool) -> dict[str, int]:
-    """Return what a container takes while it may be resized. asks: what its spec asks for counts."""
+    """Return the resources of a container that may be resizing. asks: include its spec's request."""
     if status is None or status.resources is None:
         return asked
     amounts = [_amounts(status.resources.requests), _amounts(status.allocated_resources), *([asked] if asks else [])]
@@ -282,7 +282,7 @@ def _resized(asked: dict[str, int], status: ContainerStatus | None, *, asks: boo
 
 
 def _is_infeasible(pod: Pod) -> bool:
-    """Tell whether the kubelet says that its node can never give what the pod was resized to."""
+    """Return whether the kubelet reports that its node can never fit the resized pod."""
     return any(one.type == RESIZE_PENDING and one.reason == "Infeasible" for one in pod.status.conditions)
 
 

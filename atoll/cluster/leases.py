@@ -15,7 +15,7 @@ from atoll.cluster.objects import Lease
 NAME_LENGTH_MAX = 253
 _HASH_LENGTH = 12
 RESERVATION_NAMESPACE = "@reservation"
-"""Stands in place of a pod's namespace where a GpuReservation holds a Lease; no namespace has such a name."""
+"""Takes the place of a pod's namespace if a GpuReservation holds a Lease; no namespace can have such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Holder:
 
     @property
     def is_reservation(self) -> bool:
-        """Tell whether a GpuReservation holds the Lease itself, and no pod."""
+        """Return whether a GpuReservation itself holds the Lease, not a pod."""
         return self.namespace == RESERVATION_NAMESPACE
 
 
@@ -61,8 +61,8 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one attempt reserves: everything a Lease body needs except the device. `gang` is NAMESPACE/NAME/UID,
-    `reservation` NAME/UID of the GpuReservation that the Lease goes back to."""
+    """One attempt's reservation: everything a Lease body needs except the device. `gang` is NAMESPACE/NAME/UID,
+    `reservation` NAME/UID of the GpuReservation that the Lease returns to."""
 
     node: str
     node_uid: str
@@ -157,14 +157,14 @@ def lease_body(reservation: Reservation, device_id: int, device_uuid: str) -> di
 
 
 def reserved_for(mark: str, node: str, node_uid: str, now: str) -> Reservation:
-    """Return what the Leases say that a GpuReservation, given as NAME/UID, holds itself on a node."""
+    """Return the Reservation for Leases that a GpuReservation, given as NAME/UID, itself holds on a node."""
     name, _, uid = mark.rpartition("/")
     holder = Holder(RESERVATION_NAMESPACE, name, uid)
     return Reservation(node, node_uid, holder, claim="", attempt="", now=now, deadline="", reservation=mark)
 
 
 def returned_lease(record: LeaseRecord, now: str) -> dict[str, Any]:
-    """Return the Lease of a pod that used a GpuReservation as it goes back to that: this very version of it."""
+    """Return the body that returns a pod's Lease to its GpuReservation, fenced by this version."""
     reservation = reserved_for(record.reservation, record.node, record.node_uid, now)
     body = lease_body(reservation, record.device_id, record.device_uuid)
     body["metadata"] |= {"uid": record.lease_uid, "resourceVersion": record.resource_version}

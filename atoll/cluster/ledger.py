@@ -98,7 +98,7 @@ class Ledger:
         self._index.note_heartbeat(node)
 
     def drop_heartbeat(self, node: str) -> None:
-        """Forget that the node's agent was ever heard: its heartbeat was deleted."""
+        """Forget the node's heartbeat, which was deleted."""
         self._reports.drop_heartbeat(node)
         self._index.note_change(node)
 
@@ -156,7 +156,7 @@ class Ledger:
 
         `attempt` is the token of the bind: only it can take the assumption back, however late an older one ends.
         Without a token the assumption also ends by itself, when the pod is seen bound or gone. `reservation`: uid of
-        the GpuReservation whose Leases the pod takes over. Raises IllegalTransition, with nothing changed, where a
+        the GpuReservation whose Leases the pod takes over. Raises IllegalTransition, with nothing changed, if a
         device is not free for this pod.
         """
         self._holds.assume(uid, allocation, attempt=attempt, reservation=reservation)
@@ -249,7 +249,7 @@ class Ledger:
         return self._holds.foreign_uses(node, uuid)
 
     def is_use_unknown(self, node: str, uuid: str) -> bool:
-        """Tell whether nobody can say who uses a device: no foreign use is told, and none is denied."""
+        """Return whether the users of a device are unknown: foreign use is neither reported nor ruled out."""
         return self._holds.is_use_unknown(node, uuid)
 
     def has_left(self, uid: str) -> bool:

@@ -1,11 +1,11 @@
-"""The life of a machine as a table: where it stands, what becomes of its objects, and what moves it on.
+"""The phases of a machine as a table: what happens to its objects in each, and what ends the phase. Pure.
 
-In: its Node, its GpuNodeStatus, whether its agent is heard. Out: a phase, and the word of somebody who knows that the
-machine is off, where it counts. Pure. docs/operations.md carries the same table; a test compares them.
+Derives the phase from the Node, the GpuNodeStatus and whether the agent is alive, and finds a valid declaration that
+the machine is gone. docs/operations.md has the same table; a test compares them.
 
-A word counts for one machine, the one that had the Node's uid of that time, and only while nothing contradicts it: no
-kubelet answers under that uid, and no report came from it since. A machine that speaks again has not gone; it takes a
-new word if it falls silent once more.
+A declaration counts for one machine, the one that had the Node's uid of that time, and only while nothing contradicts
+it: no kubelet is ready under that uid, and no report has come from the machine since. A machine that reports again is
+not gone; if it becomes silent again, it needs a new declaration.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from atoll.cluster.objects import Node
 from atoll.cluster.reports import reason_of_the_past
 
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
-"""Kubernetes' own taint by which an administrator says that a machine is off."""
+"""Kubernetes' own taint: an administrator declares that a machine is off."""
 
 
 class MachinePhase(StrEnum):
-    """Where a machine stands."""
+    """Phase of a machine."""
 
     JOINING = "joining"
     WORKING = "working"
@@ -38,7 +38,7 @@ class MachinePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PhaseRules:
-    """What holds in a phase, in words: for the report, for Leases of pods that left, and what ends it."""
+    """Rules of a phase, as text: for the report, for Leases of pods that left, and what ends the phase."""
 
     report: str
     leases: str
@@ -74,7 +74,7 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What is known of the machine of a name. is_heard: its agent's heartbeat is younger than its bound."""
+    """Facts about the machine with a name. is_heard: its agent's heartbeat is fresh."""
 
     node: Node | None
     status: GpuNodeStatus | None
@@ -82,7 +82,7 @@ class MachineFacts:
 
 
 def phase_of(facts: MachineFacts) -> MachinePhase:
-    """Return where the machine stands that bears the name now."""
+    """Return the phase of the machine that has the name now."""
     node, report = facts.node, facts.status.status if facts.status is not None else None
     if node is None:
         uid = report.node_uid if report is not None else ""
@@ -102,8 +102,8 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
 
 
 def word_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
-    """Return the word that the machine with this Node's uid is gone for good, where it counts; None where nobody says
-    so, or something contradicts it."""
+    """Return the valid declaration that the machine with this Node's uid is gone for good; None if there is none, or
+    something contradicts it."""
     node, status = facts.node, facts.status
     report = status.status if status is not None else None
     is_its_own = report is not None and report.node_uid == node_uid
@@ -119,10 +119,10 @@ def word_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
 
 
 def is_ready(node: Node | None) -> bool:
-    """Tell whether a kubelet answers for the Node, as far as Kubernetes has noticed."""
+    """Return whether the Node is Ready: a kubelet answers for it, as far as Kubernetes knows."""
     return node is not None and any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
 
 
 def is_out_of_service(node: Node) -> bool:
-    """Tell whether Kubernetes is told that the machine is off."""
+    """Return whether the Node has the out-of-service taint."""
     return any(taint.key == OUT_OF_SERVICE for taint in node.spec.taints)

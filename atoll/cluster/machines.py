@@ -20,7 +20,7 @@ from topology.model import Machine, machine
 _GIB = 2**30
 _NOMINAL_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 22, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 144, 180, 192, 256, 288)
 _NOMINAL_GIB_BY_MODEL = {"nvidia-gb10": 128, "nvidia-thor": 128, "nvidia-jetson-agx-thor": 128}
-"""Machines whose processors share one memory, of which the driver tells no size of the GPU's own."""
+"""Machines with unified memory, for which the driver reports no GPU memory size."""
 _SIZE_IN_MODEL = re.compile(r"-(\d{1,4})gb(?:-|$)")
 _REPORTED_SHARE_MIN = 0.9
 """ECC in GDDR takes a sixteenth of the memory and drivers keep some more, so a 48 GB card may report 44.99 GiB."""
@@ -234,8 +234,8 @@ def nominal_memory_bytes(device: Device) -> int:
     """Return the memory that the card is sold with: a claim of 80Gi means an 80 GB card, though it reports less.
 
     The smallest nominal size that the reported one reaches to nine tenths or more; the reported size where none is. A
-    MIG instance has the size that its profile names, such as 3g.40gb. Where the driver tells none it is that of the
-    model, by table or by its name; 0 where that is unknown too.
+    MIG instance has the size that its profile names, such as 3g.40gb. If the driver reports none, it is that of the
+    model, by table or by its name; 0 if that is unknown too.
     """
     return _nominal(device.memory_bytes, device.mig.profile if device.mig is not None else "", device.model)
 

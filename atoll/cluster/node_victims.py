@@ -5,8 +5,8 @@
 The most important victim comes first: kube-scheduler takes the priority of the first for the highest of the node when
 it chooses between nodes. Its own victims keep their order; a pod without GPUs has no priority here and keeps its place.
 
-kube-scheduler does not know which pods may not be preempted. Those it chose stay; others go for them where that frees
-as much of whatever the pod needs.
+kube-scheduler does not know which pods may not be preempted. Such pods are spared, and others are chosen instead if
+that frees as much of what the pod needs.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ def all_victims(
     ledger: Ledger,
     budgets: DisruptionBudgets,
 ) -> NodeVictims | None:
-    """Return all victims of a node for `pod`, of which kube-scheduler chose the `given`, breaking so many budgets."""
+    """Return all victims of a node for `pod`. kube-scheduler chose `given`, violating this number of budgets."""
     known = {uid: ledger.pods[uid] for uid in given if uid in ledger.pods}
     spared = [victim for victim in known.values() if not pods.may_be_preempted(victim)]
     uids = [uid for uid in given if uid not in known or pods.may_be_preempted(known[uid])]
@@ -59,9 +59,9 @@ def all_victims(
 
 
 def _makes_up_for(spared: Sequence[Pod], added: Iterable[Pod], pod: Pod) -> bool:
-    """Tell whether the added victims free what the pod would have had from the spared ones, or all that it needs.
+    """Return whether the added victims free what the spared ones would have freed, or all that the pod needs.
 
-    GPUs were looked at already. A pod with rules about neighbours or ports of the host may have wanted just those.
+    GPUs were checked before. A pod with affinity rules or host ports may depend on the spared victims themselves.
     """
     if not spared:
         return True

@@ -186,7 +186,7 @@ class ContainerState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What kubelet says of one container; resources: what it runs with, allocated_resources: what it was promised."""
+    """Kubelet's status of one container. resources: actual ones; allocated_resources: allocated by the kubelet."""
 
     name: str
     state: ContainerState = ContainerState()
@@ -322,14 +322,14 @@ class Lease(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class WrittenFields(msgspec.Struct, frozen=True, gc=False, rename={"fields": "fieldsV1"}):
-    """Which fields of an object somebody wrote, and when, by the clock of the API server."""
+    """The fields of an object that one client wrote, and when, by the API server's clock."""
 
     time: str | None = None
     fields: dict[str, Any] = {}
 
 
 class HeartbeatMetadata(Metadata, frozen=True, gc=False, rename="camel"):
-    """Metadata with who wrote what."""
+    """Metadata with its managed fields."""
 
     managed_fields: tuple[WrittenFields, ...] = ()
 

@@ -19,7 +19,7 @@ class NodeOccupancy:
     """One node for one pod. Masks are over the positions of `devices`.
 
     `free`: what the pod could have now. `ending`: GPUs of pods that are being deleted. `evictable`: pods of a lower
-    priority that run on and may be preempted. `blocked`: what is kept for others, and stays so whoever ends.
+    priority that keep running and may be preempted. `blocked`: GPUs kept for others, whichever pods end.
     """
 
     devices: NodeDevices
@@ -57,9 +57,9 @@ def occupancy(
     now_seconds: float,
     reservation: str = "",
 ) -> NodeOccupancy | None:
-    """Look at a node for the pod `asking`; `holders` are the pods that hold its GPUs. None without a fresh report.
+    """Return the occupancy of a node for the pod `asking`; `holders` hold its GPUs. None without a fresh report.
 
-    `reservation`: uid of the GpuReservation that the pod names. What falls free of a reservation goes back to it.
+    `reservation`: uid of the GpuReservation that the pod names. Freed GPUs of a reservation return to it.
     """
     devices = ledger.nodes.get(node)
     if devices is None or ledger.is_stale(node, now_seconds):
@@ -87,9 +87,9 @@ def _occupant(pod: Pod, mask: int, budgets: DisruptionBudgets) -> PreemptionCand
 
 
 def sole_mask(ledger: Ledger, devices: NodeDevices, uid: str, *, reservation: str = "") -> int:
-    """Return the devices that nothing but this pod holds: the others do not become free with its end.
+    """Return the devices that only this pod holds: others do not become free when it ends.
 
-    Of a pod that uses a GpuReservation they fall to that, so that they count for its own pods alone.
+    Devices of a GpuReservation return to it, so they count only for pods that use it.
     """
     allocation = ledger.allocation_of(uid)
     if allocation is None:

@@ -94,7 +94,7 @@ def is_terminal(pod: Pod) -> bool:
 
 
 def may_be_preempted(pod: Pod) -> bool:
-    """Tell whether the pod may end for one of a higher priority: it does not say otherwise, and is no static pod."""
+    """Return whether a pod of a higher priority may preempt it: it has not opted out, and is not a static pod."""
     return pod.metadata.labels.get(names.PREEMPTIBLE) != "false" and names.MIRROR not in pod.metadata.annotations
 
 

@@ -1,7 +1,7 @@
-"""When a pod that is evicted ends, as its containers may read it, and which notices mean nothing any more.
+"""Preemption notices: the end of an evicted pod as an annotation for its containers, and stale notices. Pure.
 
-In: a pod and the time. Out: the text of the annotation, and verdicts. Pure. The eviction follows its notice at once; a
-notice without one is what a controller left behind that died in between, or whose eviction was refused.
+The eviction follows its notice at once. A notice without an eviction is left over from a controller that died in
+between, or whose eviction was refused.
 """
 
 from typing import Final
@@ -11,23 +11,23 @@ from atoll.api.times import seconds_of, text_of
 from atoll.cluster.objects import Pod
 
 STALE_SECONDS: Final = 60.0
-"""An owner that is suspended for a gang has deleted its pods by then."""
+"""By then a suspended owner of a gang has deleted its pods."""
 TIME_MAX: Final = 253_370_764_800.0
-"""The last year that a time of Kubernetes can tell."""
+"""The last year that a Kubernetes timestamp can express."""
 
 
 def grace_seconds(pod: Pod) -> int:
-    """Return how long the pod's containers have from SIGTERM to their end; Kubernetes' own where it says nothing."""
+    """Return the pod's grace period from SIGTERM to its end, seconds; Kubernetes' default if unset."""
     return 30 if pod.spec.termination_grace_period_seconds is None else pod.spec.termination_grace_period_seconds
 
 
 def notice_of(pod: Pod, now_seconds: float) -> str:
-    """Return when a pod that is evicted now has ended at the latest, in RFC 3339."""
+    """Return the latest end of a pod that is evicted now, in RFC 3339."""
     return text_of(min(now_seconds + grace_seconds(pod), TIME_MAX))
 
 
 def is_stale(pod: Pod, now_seconds: float) -> bool:
-    """Tell whether the pod bears a notice and goes on: written `STALE_SECONDS` ago, or unreadable."""
+    """Return whether the pod still runs with a notice that is older than `STALE_SECONDS`, or unreadable."""
     text = pod.metadata.annotations.get(names.PREEMPTION_NOTICE)
     if not text or pod.metadata.deletion_timestamp is not None:
         return False

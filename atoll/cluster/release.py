@@ -11,7 +11,7 @@ that names the rule, or a Doubt that says what is missing. Time is deliberately 
     unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the end
     rebooted   the pod was deleted, a report past that came from one boot of the machine, and a later one from the next
     removed    a report past the end says that every card of the Leases has left the machine
-    declared   somebody who knows it says that the machine is gone for good; see atoll.cluster.machine_life
+    declared   somebody declared that the machine is gone for good; see atoll.cluster.machine_life
 
 A deletion that was only inferred (a relist, a look-up that found nothing) says when at the latest the pod was gone,
 but not whether it had a node; an agent's report that could not read its sources proves nothing. Nor does a report of
@@ -71,8 +71,9 @@ class PodTermination:
     holds for the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it.
     `sequences_without` holds the evidence sequences of complete reports past `version` that neither showed nor listed
     the pod. `node_uid` and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
-    `is_of_machine`: `boot_id` is that of a report of the machine that the Leases name. `is_declared`: it is said to be
-    gone for good, and nothing contradicts that. `has_lost_cards`: a report past the end knows all devices as departed.
+    `is_of_machine`: `boot_id` is from a report of the machine that the Leases name. `is_declared`: the machine is
+    declared gone for good, and nothing contradicts that. `has_lost_cards`: a report past the end lists all devices as
+    departed.
     """
 
     uid: str
@@ -173,9 +174,9 @@ def version_number(resource_version: str) -> int:
 
 
 def _is_same_machine(termination: PodTermination, report: GpuNodeStatusReport) -> bool:
-    """Tell whether the report comes from the machine of the Leases: by a device of theirs, there or departed, by the
-    Node's uid, or by the boot id of a report that did: a Node that is made anew and a card that falls out do not make
-    another machine."""
+    """Return whether the report comes from the machine of the Leases: by one of their devices, present or departed, by
+    the Node's uid, or by the boot id of such a report. A new Node object or a lost card does not make it another
+    machine."""
     if not termination.node_uid and not termination.device_uuids:
         return True
     if termination.node_uid and termination.node_uid == report.node_uid:

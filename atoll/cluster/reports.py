@@ -28,8 +28,8 @@ def silence_seconds_max(heartbeat: Lease) -> float:
 
 
 def stored_seconds(heartbeat: Lease) -> float | None:
-    """Return when the API server stored the last renewal, in seconds since 1970 by its own clock; None where it does
-    not tell. What the agent wrote as the time is that of the agent's clock, which may be off by minutes."""
+    """Return when the API server stored the last renewal, in seconds since 1970 by its own clock; None if unknown. The
+    time that the agent wrote comes from the agent's clock, which may be wrong by minutes."""
     metadata = heartbeat.metadata
     if not isinstance(metadata, HeartbeatMetadata):
         return None
@@ -39,10 +39,10 @@ def stored_seconds(heartbeat: Lease) -> float | None:
 
 
 def age_at_first_sight(heartbeat: Lease, server_seconds: float | None) -> float:
-    """Return how old a heartbeat is whose renewal nobody here has seen; infinity for one that tells no time.
+    """Return the age, in seconds, of a heartbeat whose renewal this process did not see; infinity without a time.
 
-    The API server says by one clock when it stored the renewal and what time it is. Where it does not, the agent has
-    half of its time left: one that lives renews within a third of it, and one that does not is silent soon.
+    The API server gives the time of the renewal and the current time by one clock. Without them, the agent gets half
+    of its time: a live agent renews within a third of it, and a dead one soon counts as silent.
     """
     if seconds_of(heartbeat.spec.renew_time or "") is None:
         return math.inf
@@ -53,7 +53,7 @@ def age_at_first_sight(heartbeat: Lease, server_seconds: float | None) -> float:
 
 
 def as_stored(heartbeat: Lease) -> Lease:
-    """Return the heartbeat with the time at which the API server stored it in place of the agent's own, if it tells."""
+    """Return the heartbeat with the API server's time of storing it instead of the agent's own, if known."""
     stored = stored_seconds(heartbeat)
     if stored is None or seconds_of(heartbeat.spec.renew_time or "") is None:
         return heartbeat
@@ -111,7 +111,7 @@ class NodeReports:
         self.next_silent_seconds = min(self.next_silent_seconds, now_seconds + silence_seconds_max)
 
     def drop_heartbeat(self, node: str) -> None:
-        """Forget that the node's agent was ever heard."""
+        """Forget the node's heartbeat."""
         self._heard.pop(node, None)
 
     def is_stale(self, node: str, now_seconds: float) -> bool:

@@ -40,14 +40,14 @@ class Request:
     visible_devices: VisibleDevices | None
     container_counts: tuple[tuple[str, int], ...]
     reservation: str = ""
-    """uid of the GpuReservation of whose GPUs alone the pod may have some; empty for all that is free."""
+    """uid of the GpuReservation whose GPUs alone the pod may use; empty for any free GPU."""
 
 
 def request_of(
     pod: Pod, claim: GpuClaim | None, *, is_admitted: bool = False, reservation: GpuReservation | None = None
 ) -> Request | Rejection:
-    """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was;
-    `reservation` likewise. So whoever knows of no reservations places no pod that names one.
+    """Resolve what `pod` asks for. `claim` and `reservation` are the objects that the pod names, or None if they do not
+    exist. So a caller that knows no reservations places no pod that names one.
 
     A member of a gang is refused unless `is_admitted`: it gets the GPUs that its gang's admission took for it, or none.
     """

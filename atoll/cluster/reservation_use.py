@@ -1,7 +1,7 @@
 """Whether a pod may use the GpuReservation that it names. Pure.
 
-In: a pod and what is found under the name. Out: why it may not, as one of the short phrases of atoll.api.names; empty
-where it may. The phase is the controllers' word, so that no clock is read here.
+Returns the reason as one of the short phrases of atoll.api.names, or an empty string. The controllers write the phase,
+so that this module needs no clock.
 """
 
 from typing import Final
@@ -14,22 +14,22 @@ OVER: Final = (ReservationPhase.ENDED, ReservationPhase.RELEASED)
 
 
 def reservation_name(pod: Pod) -> str:
-    """Return the GpuReservation that the pod names, or an empty text."""
+    """Return the name of the pod's GpuReservation, or an empty string."""
     return pod.metadata.annotations.get(names.RESERVATION, "")
 
 
 def mark_of(reservation: GpuReservation) -> str:
-    """Return what a Lease says of the reservation that it belongs to: name and uid."""
+    """Return the mark of a reservation on its Leases: NAME/UID."""
     return f"{reservation.metadata.name}/{reservation.metadata.uid}"
 
 
 def may_hold(reservation: GpuReservation) -> bool:
-    """Tell whether the reservation is not over yet: what it holds has a purpose."""
+    """Return whether the reservation is not over, so that it may hold GPUs."""
     return (reservation.status or GpuReservationStatus()).phase not in OVER
 
 
 def why_unusable(pod: Pod, reservation: GpuReservation | None, count: int) -> str:
-    """Return why the pod, which wants so many GPUs, may not use the reservation that it names; empty where it may."""
+    """Return why the pod, which asks for `count` GPUs, may not use its reservation; empty if it may."""
     if names.GANG in pod.metadata.annotations:
         return names.REJECT_RESERVATION_GANG
     if reservation is None or reservation.metadata.deletion_timestamp is not None:

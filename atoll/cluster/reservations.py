@@ -1,15 +1,15 @@
-"""What a GpuReservation takes and gives back now.
+"""Which GPUs a GpuReservation takes and frees now. Pure.
 
-In: a reservation, its Leases, what nodes have free, the time. Out: a frozen decision: Leases to make, Leases to end,
-and the status. Pure. Who may use one: `reservation_use`.
+From a reservation, its Leases, the nodes' free GPUs and the time follows a frozen decision: Leases to create, Leases to
+delete, and the status. `reservation_use` decides who may use one.
 
-A reservation holds GPUs by Leases like a pod: its own uid is the holder. A pod that names it takes Leases over from it,
-and gives them back when it ends; each Lease says all the while which reservation it belongs to. It takes what is free
-and evicts nobody. While it has fewer GPUs than it should it takes more as they become free; one that falls ill is
-exchanged. Pods that use it when it ends keep their GPUs until they end.
+A reservation holds GPUs by Leases like a pod, with its own uid as the holder. A pod that names it takes over Leases and
+returns them when it ends; each Lease names its reservation throughout. A reservation takes free GPUs and evicts nobody.
+While it has too few GPUs it takes more as they become free; an unhealthy one is exchanged. Pods that use it when it
+ends keep their GPUs until they end.
 
-Order of taking, which is total: the domain that could hold all of it and has the most free, then by name; nodes that
-can give the most of what is missing, of these the fullest, then by name; on a node the best-connected set.
+Total order of taking: the domain that can hold all of it and has the most free GPUs, then by name; nodes that can give
+the most missing GPUs, of these the fullest, then by name; on a node the best-connected set.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from atoll.cluster.requests import bare_request
 from atoll.cluster.selection import Candidate, device_groups, select
 from topology.islands import islands
 
-NEVER_TEXT: Final = "the machines of no {level} have {count} such GPUs"
+NEVER_TEXT: Final = "no {level} has machines with {count} such GPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """One node with a fresh report: what nobody holds as a mask of positions, and its domain of the shape's level."""
+    """One node with a fresh report: free GPUs as a mask of positions, and its domain at the shape's level."""
 
     devices: NodeDevices
     free: int
@@ -46,7 +46,7 @@ class NodeOffer:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReservedDevice:
-    """A GPU to be taken."""
+    """A GPU to take."""
 
     node: str
     device_id: int
@@ -55,7 +55,7 @@ class ReservedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ReservationDecision:
-    """Make Leases for `taken`, end those of `released`, write `status`; look again after `again_seconds`."""
+    """Create Leases for `taken`, delete those of `released`, write `status`; decide again after `again_seconds`."""
 
     status: GpuReservationStatus
     taken: tuple[ReservedDevice, ...] = ()
@@ -66,7 +66,7 @@ class ReservationDecision:
 def decide(
     reservation: GpuReservation, leases: Sequence[LeaseRecord], offers: Mapping[str, NodeOffer], now_seconds: float
 ) -> ReservationDecision:
-    """Decide about one reservation. `leases`: all that belong to it, `offers`: every node that can be decided on."""
+    """Decide about one reservation. `leases`: all that belong to it; `offers`: every node with a fresh report."""
     before, spec = reservation.status or GpuReservationStatus(), reservation.spec
     idle = [record for record in leases if record.holder.uid == reservation.metadata.uid]
     used = [record for record in leases if record.holder.uid != reservation.metadata.uid]
@@ -83,7 +83,7 @@ def decide(
     taken, hindrance = _take(spec.shape, missing, [*kept, *used], offers)
     missing -= len(taken)
     if missing > 0:
-        message = hindrance or f"{missing} of {spec.shape.count} GPUs are missing; taken as they become free"
+        message = hindrance or f"{missing} of {spec.shape.count} GPUs are missing; it takes them as they become free"
     else:
         phase = ReservationPhase.ACTIVE
     devices = [*taken, *(ReservedDevice(one.node, one.device_id, one.device_uuid) for one in kept)]
@@ -94,13 +94,13 @@ def decide(
 def _phase(
     reservation: GpuReservation, before: GpuReservationStatus, unused_since: str | None, now_seconds: float
 ) -> tuple[ReservationPhase, str, float | None]:
-    """Return the phase by time alone, Filling while it is in force, and when that changes next."""
+    """Return the phase by time alone (Filling while in force), its message, and when it changes next."""
     spec = reservation.spec
     starts, ends = seconds_of(spec.starts or ""), seconds_of(spec.ends or "")
     if before.phase is ReservationPhase.RELEASED:
         return before.phase, before.message, None
     if (spec.ends is not None and ends is None) or (spec.starts is not None and starts is None):
-        return ReservationPhase.ENDED, "starts or ends is no time that anybody can read; correct it", None
+        return ReservationPhase.ENDED, "starts or ends is not a valid time; correct it", None
     if ends is not None and now_seconds >= ends:
         return ReservationPhase.ENDED, f"ended at {spec.ends}; pods that use it keep their GPUs until they end", None
     if starts is not None and now_seconds < starts:
@@ -110,7 +110,7 @@ def _phase(
     if spec.unused_timeout_seconds is not None and idle_since is not None:
         rest = idle_since + spec.unused_timeout_seconds - now_seconds
         if rest <= 0:
-            text = f"no pod used it for {spec.unused_timeout_seconds} s, so it was given back; create another one"
+            text = f"no pod used it for {spec.unused_timeout_seconds} s, so its GPUs were released; create another one"
             return ReservationPhase.RELEASED, text, None
         waits.append(rest)
     return ReservationPhase.FILLING, "", min(waits, default=None)
@@ -141,7 +141,7 @@ def _status(
 
 
 def _is_withheld(record: LeaseRecord, offers: Mapping[str, NodeOffer]) -> bool:
-    """Tell whether the GPU of an idle Lease may not be given out; a silent node tells nothing."""
+    """Return whether the GPU of an idle Lease may not be given out; a silent node does not count."""
     offer = offers.get(record.node)
     if offer is None:
         return False
@@ -152,7 +152,7 @@ def _is_withheld(record: LeaseRecord, offers: Mapping[str, NodeOffer]) -> bool:
 def _take(
     shape: ReservationShape, missing: int, has: Sequence[LeaseRecord], offers: Mapping[str, NodeOffer]
 ) -> tuple[tuple[ReservedDevice, ...], str]:
-    """Return what to take of the missing GPUs, and why no more could ever be had, where that is so."""
+    """Return which of the missing GPUs to take, and why no more can ever be had, or an empty string."""
     matching = {name: _matching(shape, offer.devices) for name, offer in offers.items()}
     allowed = dict(offers)
     if shape.level is not None:
@@ -184,7 +184,7 @@ def _domain(
     offers: Mapping[str, NodeOffer],
     matching: Mapping[str, int],
 ) -> str | None:
-    """Return the domain in which all GPUs lie: where some do already, else one whose machines have enough of them."""
+    """Return the domain for all GPUs: the one that already has some, or else one whose machines have enough."""
     for record in has:
         if record.node in offers:
             return offers[record.node].domain
@@ -201,7 +201,7 @@ def _domain(
 def _sets(
     shape: ReservationShape, devices: NodeDevices, free: int, matching: int, missing: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield what one node could give at a time, each with its place in the order."""
+    """Yield the sets that one node could give, each with its sort key."""
     fullness = free.bit_count()
     if shape.unit is ReservationUnit.GPU:
         count = min(missing, fullness, COUNT_MAX)
@@ -223,7 +223,7 @@ def _sets(
 
 
 def _matching(shape: ReservationShape, devices: NodeDevices) -> int:
-    """Return the positions of the GPUs that the shape would take, free or not."""
+    """Return the mask of GPUs that match the shape, free or not."""
     groups = device_groups(devices.shape, bare_request(1, models=shape.models))
     if not isinstance(groups, tuple):
         return 0

@@ -1,9 +1,8 @@
-"""Pods whose GPUs are no longer on their machine: they cannot start again.
+"""Pods whose GPUs are gone from their machine: they cannot start again. Pure.
 
-A card that was taken out, or a MIG layout that a reboot did not bring back, leaves bound pods with uuids that nothing
-has any more: the kubelet starts their containers again and again, and the runtime refuses each time. In: a bound pod
-and the report of its node. Out: the uuids that are gone. Pure. A card that is only not seen is on record, and not gone;
-a report whose driver could not be read says nothing of what it lacks, but for the cards that it knows to have left.
+After a card was removed, or a reboot did not restore a MIG layout, bound pods have uuids that no longer exist: the
+kubelet restarts their containers again and again, and the runtime refuses each time. A card that is only not seen is on
+record and not gone. If the driver could not be read, the report proves only that its departed cards are gone.
 """
 
 from atoll.api import names
@@ -15,7 +14,7 @@ from atoll.cluster.objects import Pod
 
 
 def gone_gpus(pod: Pod, status: GpuNodeStatus | None) -> tuple[str, ...]:
-    """Return the GPUs of a bound pod that its machine has no more; empty for a pod that has ended."""
+    """Return the uuids of a bound pod's GPUs that its machine no longer has; empty for a pod that has ended."""
     report = status.status if status is not None else None
     if report is None or pods.is_terminal(pod):
         return ()
@@ -31,7 +30,7 @@ def gone_gpus(pod: Pod, status: GpuNodeStatus | None) -> tuple[str, ...]:
 
 
 def runs_on(pod: Pod) -> bool:
-    """Tell whether the pod works in spite of what it lost: nobody takes that from it."""
+    """Return whether the pod still works without the lost GPU: then it is not evicted."""
     return any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions)
 
 

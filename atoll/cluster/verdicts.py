@@ -51,7 +51,7 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
     """Say for every node whether it can give the pod its GPUs now, and which would give the best set.
 
     A pod that still holds Leases of an earlier attempt goes back to their node, or waits until they are taken back.
-    A pod that names a GpuReservation has the nodes on which that holds GPUs, and no other. A node where the pod's bind
+    A pod that names a GpuReservation fits only nodes where the reservation holds GPUs. A node where the pod's bind
     failed moments ago is left out while any other node fits.
     """
     request = question.request
@@ -74,7 +74,7 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
 
 
 def _elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts, reason: str) -> NodeVerdicts:
-    """Return why no node fits: those that were not asked are refused for the reason."""
+    """Return verdicts in which no node fits: nodes that were not checked are refused for the reason."""
     return NodeVerdicts(rejected={**dict.fromkeys(node_names, reason), **verdicts.rejected})
 
 

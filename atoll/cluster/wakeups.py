@@ -195,7 +195,7 @@ def plan_wakeups(question: WakeInput) -> WakePlan:
 
 
 def together(plans: Sequence[WakePlan]) -> WakePlan:
-    """Return plans for pods that have no room in common as one."""
+    """Merge plans for pods that share no capacity."""
     return WakePlan(
         wakes=tuple(wake for plan in plans for wake in plan.wakes),
         without_room=tuple(uid for plan in plans for uid in plan.without_room),
@@ -238,7 +238,7 @@ def missing_for(pod: Pod, request: Request, rooms: Sequence[NodeCapacity]) -> tu
 
 
 def waiting_note(pod: Pod, request: Request, rooms: Sequence[NodeCapacity], unseen: Sequence[NodeFacts] = ()) -> str:
-    """Return the event of a waiting pod: what is missing, the verdict, and what to do next.
+    """Return the event message of a waiting pod: what is missing, the verdict, and what to do next.
 
     `unseen`: see `feasibility.unseen_nodes`.
     """

@@ -106,7 +106,7 @@ def asking_less(claim: GpuClaim, relaxed: Collection[str], *, count: int = 0) ->
 
 
 def _freed(snapshot: ClusterSnapshot, change: ClusterChange) -> ClusterSnapshot:
-    """Return the cluster with more nodes, these GPUs usable again and these pods ended."""
+    """Return the cluster with added nodes, usable GPUs and ended pods as in the change."""
     if change.uncordoned or change.healed:
         reports = (well_again(one, change.uncordoned, change.healed) for one in snapshot.reports)
         snapshot = replace(snapshot, reports=tuple(reports))
@@ -116,7 +116,7 @@ def _freed(snapshot: ClusterSnapshot, change: ClusterChange) -> ClusterSnapshot:
 
 
 def with_nodes(snapshot: ClusterSnapshot, added: Sequence[Addition]) -> ClusterSnapshot:
-    """Return the cluster with more nodes."""
+    """Return the cluster with the added nodes."""
     return replace(
         snapshot,
         nodes=(*snapshot.nodes, *(one.node for one in added)),

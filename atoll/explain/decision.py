@@ -35,7 +35,7 @@ class IndexedSnapshot:
     by_uid: Mapping[str, Pod]
     has_neighbour_rules: bool
     unseen: Mapping[str, NodeFacts]
-    """Nodes that have GPUs or may have some, without a fresh report that counts."""
+    """Nodes that have or may have GPUs, without a fresh, valid report."""
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
     _needs: dict[str, Mapping[str, int]] = field(default_factory=dict)
     prices: dict[str, tuple[int, int, str]] = field(default_factory=dict)

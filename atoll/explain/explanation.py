@@ -84,11 +84,11 @@ REMEDIES: Final = {
     names.REJECT_COUNT_MISMATCH: "make the containers' gpu.scheduling/gpu add up to the claim's count, and create the "
     "pod anew",
     names.REJECT_ANNOTATIONS: "take large annotations off the pod",
-    names.REJECT_RESERVATION_MISSING: "create the one that annotation gpu.scheduling/reservation names",
-    names.REJECT_RESERVATION_FOREIGN: "have the pod's namespace or account added to it",
-    names.REJECT_RESERVATION_OVER: "create another one, and the pod anew with its name",
-    names.REJECT_RESERVATION_SMALL: "create a larger one, or ask for fewer GPUs",
-    names.REJECT_RESERVATION_GANG: "create its pods without the annotation gpu.scheduling/reservation",
+    names.REJECT_RESERVATION_MISSING: "create the GpuReservation that annotation gpu.scheduling/reservation names",
+    names.REJECT_RESERVATION_FOREIGN: "add the pod's namespace or account to the GpuReservation",
+    names.REJECT_RESERVATION_OVER: "create another GpuReservation, and create the pod again with its name",
+    names.REJECT_RESERVATION_SMALL: "create a larger GpuReservation, or ask for fewer GPUs",
+    names.REJECT_RESERVATION_GANG: "create the pods without the annotation gpu.scheduling/reservation",
 }
 """What to do about a request that is refused before any node is examined."""
 

@@ -54,7 +54,7 @@ NO_HELP: Final[Suggestions[GangProposal]] = Suggestions()
 class GangExplanation:
     """The answer about one gang. `stages`: number of members by stage; `waits_seconds`: since its creation.
 
-    `asked`: requests for the members' places, of the whole gang (an empty name) and of each pod set."""
+    `asked`: topology requests, of the whole gang (empty name) and of each pod set."""
 
     gang: str
     state: GangState
@@ -115,7 +115,7 @@ _STATES: Final = {
 
 
 def _asked(spec: GpuGangSpec) -> Iterator[tuple[str, str]]:
-    """Yield what is asked of the places; nothing for a gang that asks for nothing anywhere."""
+    """Yield the topology requests of the gang and its pod sets; nothing if it has none."""
     wishes = [(one.name, TopologyWish(spec.topology_of(one), one.group or "")) for one in spec.pod_sets]
     found = [("", TopologyWish(spec.topology)), *wishes]
     if any(wish != TopologyWish() for _, wish in found):

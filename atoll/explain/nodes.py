@@ -37,7 +37,7 @@ class NodeBlocker(StrEnum):
     WITHHELD = "withheld"
     """The machine could serve the pod if cordoned or unhealthy GPUs were usable."""
     SILENT = "silent"
-    """No fresh report of the node's GPUs, which may serve the pod."""
+    """The node's GPUs have no fresh report, and might serve the pod."""
     NEVER = "never"
     """The machine cannot serve the pod even if it is empty and healthy."""
 

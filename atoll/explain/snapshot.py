@@ -33,7 +33,7 @@ NOW_SECONDS = 0.0
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents; `volumes`,
-    `volume_claims`: where the asker may read them."""
+    `volume_claims`: empty if the user may not read them."""
 
     taken_at: str
     nodes: tuple[Node, ...] = ()

@@ -65,16 +65,16 @@ def amounts_of(job: Job, attributes: MlAttributes, book: NoteBook) -> Amounts:
 
 
 def _tell_silence(job: Job, said: MlAttributes, cores: str, memory: str, book: NoteBook) -> None:
-    """Say what pods with GPUs have of a host of which the job says nothing: it is what any small job has."""
+    """Note the default memory and cores of pods with GPUs if the job sets none: those of any small job."""
     resources = job.resources
     if not said.gpu_count:
         return
     if said.memory_gb is None and resources.memory_request is None and resources.memory_limit is None:
-        text = f"{HINT}nothing says how much memory each pod needs, so it has {memory}; that is little for a model"
+        text = f"{HINT}the job does not set the memory of each pod, so it is {memory}; that is little for a model"
         book.tell(f"{PREFIX}memory_gb", None, text, workload(job))
     is_little = said.gpu_count > parse_amount("cpu", cores) // 1000
     if is_little and said.cpu_cores is None and resources.cpu_request is None and resources.cpu_limit is None:
-        text = f"{HINT}nothing says how many cores each pod needs, so it has {cores} for its GPUs"
+        text = f"{HINT}the job does not set the cores of each pod, so it has {cores} for its GPUs"
         book.tell(f"{PREFIX}cpu_cores", None, text, workload(job))
 
 

@@ -105,13 +105,15 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
 
 
 def _envelope(value: Mapping[str, Any]) -> AttributeProblem | None:
-    """Return what is wrong with an envelope of the attributes: it says what is needed, and nothing that could run."""
+    """Return the problem if the document is an envelope of attributes: it describes needs, but nothing to run."""
     key = next((key for key in ("workflow_type", "type") if key in value), None)
     if key is None or "job_type" in value or "container" in value:
         return None
     each = "each of its steps as a job" if key == "workflow_type" else "a job"
     hint = f"write {each} with name, job_type and container beside the attributes, as in examples/jobs/complete"
-    return AttributeProblem(key, shown(value[key]), "makes this an envelope of attributes, which runs nothing", hint)
+    return AttributeProblem(
+        key, shown(value[key]), "makes this an envelope of attributes, which has nothing to run", hint
+    )
 
 
 def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttributes, Problems]:

@@ -1,8 +1,8 @@
-"""What the cluster shows of a job, and which steps of its life follow from that.
+"""The state of a job in the cluster, and the steps that lead to it from the recorded state.
 
-In: facts about the object that runs the pods, about the pods, and about Kueue's eviction. Out: a JobObservation, and
-the steps that lead from the recorded state to it. Level-triggered: whatever was missed between two looks, the steps
-lead to what is there now, each a row of the table of atoll.jobs.states.
+Turns facts about the object that runs the pods, the pods, and Kueue's eviction into a JobObservation and steps.
+Level-triggered: whatever was missed between two runs, the steps lead to the current state; each is a row of the table
+in atoll.jobs.states.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ DISRUPTIONS: Final[Mapping[str, str]] = {
     "DeletionByTaintManager": NODE_REASON,
     "DeletionByPodGC": NODE_REASON,
 }
-"""Reasons of the condition DisruptionTarget, as retries know them."""
+"""Reasons of the condition DisruptionTarget, mapped to the names that retries use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """One pod. `reason`: why a container ended or waits, or why the pod was ended; `detail`: in more words."""
+    """One pod. `reason`: why a container ended or waits, or why the pod was ended; `detail`: the message."""
 
     name: str
     phase: str = "Pending"
@@ -39,8 +39,8 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """The Job or Deployment. `failed`: the reason of its condition Failed; empty while it has none. `wanted`: pods that
-    are to run; `ready`: those that do, where the object itself counts them. `runs_whole`: it runs when all pods do."""
+    """The Job or Deployment. `failed`: the reason of its condition Failed, or empty. `wanted`: pods that should run;
+    `ready`: pods that run, if the object counts them. `runs_whole`: it only runs when all pods run."""
 
     kind: str
     uid: str
@@ -56,13 +56,13 @@ class WorkloadFacts:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether it will run no pod any more."""
+        """Return whether it will run no more pods."""
         return self.is_complete or bool(self.failed)
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Everything that was seen of one job. `evicted`: why Kueue took its quota back; empty where it did not."""
+    """Everything observed about one job. `evicted`: why Kueue took its quota back; empty if it did not."""
 
     workload: WorkloadFacts | None
     pods: tuple[PodFacts, ...] = ()
@@ -70,7 +70,7 @@ class JobFacts:
 
 
 class JobPhase(StrEnum):
-    """What a job amounts to in the cluster."""
+    """Phase of a job in the cluster."""
 
     WAITS_FOR_QUOTA = "waits for quota"
     STARTS = "starts"
@@ -84,8 +84,8 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobObservation:
-    """What a job amounts to, and why. `spent`: the cluster itself tried again as often as it may. `is_final`: it is not
-    to be tried again, whatever the reason."""
+    """Phase of a job in the cluster, and why. `spent`: the cluster has used up its own retries. `is_final`: no retry,
+    whatever the reason."""
 
     phase: JobPhase
     reason: str = ""
@@ -94,19 +94,19 @@ class JobObservation:
 
 
 def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
-    """Return what the facts amount to. `workload_uid`: of the object that the job was given; another of the same name
-    is not the job's."""
+    """Derive the phase from the facts. `workload_uid`: uid of the object that was created for the job; another object
+    of the same name is not the job's."""
     workload = facts.workload
     if workload is None or (workload_uid is not None and workload.uid != workload_uid):
         return JobObservation(
-            JobPhase.GONE, "its objects are gone from the cluster, and nobody asked here: deleted by hand?"
+            JobPhase.GONE, "its objects are gone from the cluster and the service did not delete them: deleted by hand?"
         )
     if workload.is_complete:
         return JobObservation(JobPhase.SUCCEEDED)
     if workload.failed:
         return _failure(workload, facts.pods)
     if workload.is_leaving:
-        return JobObservation(JobPhase.GONE, f"its {workload.kind} is being deleted, and nobody asked here")
+        return JobObservation(JobPhase.GONE, f"its {workload.kind} is being deleted, and the service did not delete it")
     if _waits_for_quota(workload, facts.pods):
         if facts.evicted == PREEMPTED_REASON:
             return JobObservation(JobPhase.EVICTED, PREEMPTED_REASON)
@@ -114,7 +114,7 @@ def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
     running = workload.ready if workload.ready is not None else _running(facts.pods)
     waiting = _waiting(facts.pods)
     if workload.wanted == 0:
-        return JobObservation(JobPhase.RUNS, "runs with 0 replicas, until a request comes")
+        return JobObservation(JobPhase.RUNS, "runs with 0 replicas until a request arrives")
     if running >= (workload.wanted if workload.runs_whole else 1):
         partly = f"{running} of {workload.wanted} pods run" if running < workload.wanted else ""
         return JobObservation(JobPhase.RUNS, "; ".join(part for part in (partly, waiting) if part))
@@ -123,7 +123,7 @@ def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
 
 def _failure(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> JobObservation:
     if workload.failed == DEADLINE_REASON:
-        return JobObservation(JobPhase.EXPIRED, "it ran as long as it may")
+        return JobObservation(JobPhase.EXPIRED, "its maximum run time is over")
     ended = [pod for pod in pods if pod.phase == "Failed" and pod.reason]
     if workload.failed == POLICY_REASON:
         why = f": pod {ended[0].name}: {ended[0].reason}" if ended else ""
@@ -135,7 +135,7 @@ def _failure(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> JobObservat
 
 
 def _waits_for_quota(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> bool:
-    """Tell whether Kueue holds the job back: a Job by suspending it, a Deployment by gates on its pods."""
+    """Return whether Kueue holds the job back: a Job by suspending it, a Deployment by gates on its pods."""
     if workload.is_suspended:
         return True
     return bool(pods) and all(pod.is_gated for pod in pods)
@@ -150,7 +150,7 @@ def _running(pods: tuple[PodFacts, ...]) -> int:
 
 
 def _waiting(pods: tuple[PodFacts, ...]) -> str:
-    """Return why the first pod that waits does so."""
+    """Return why the first waiting pod waits."""
     for pod in pods:
         if pod.phase == "Pending" and not pod.is_leaving and pod.reason:
             return f"pod {pod.name}: {pod.reason} {pod.detail}".strip()
@@ -178,11 +178,11 @@ FORWARD: Final[Mapping[tuple[JobState, JobPhase], tuple[JobStep, ...]]] = {
     (JobState.RUNNING, JobPhase.GONE): (_T.VANISH,),
     (JobState.PREEMPTED, JobPhase.GONE): (_T.VANISH,),
 }
-"""Which steps lead from a recorded state to what is seen. A pair that is missing needs none: a queued job that is seen
-to be evicted is queued already, and a running one whose pods start anew goes on running. What becomes of a failure and
-of a preemption is decided by atoll.jobs.retries, after these steps."""
+"""Steps from a recorded state to an observed phase. A missing pair needs no step: a queued job that is evicted is
+already queued, and a running job whose pods restart keeps running. atoll.jobs.retries decides about failures and
+preemptions after these steps."""
 
 
 def steps_to(state: JobState, phase: JobPhase) -> tuple[JobStep, ...]:
-    """Return the steps from a recorded state to what is seen, without the decision about a retry."""
+    """Return the steps from a recorded state to the observed phase, without the decision about a retry."""
     return FORWARD.get((state, phase), ())

@@ -118,9 +118,9 @@ def _is_spot(job: Job, book: NoteBook) -> bool:
 
 
 def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | None, book: NoteBook) -> int:
-    """Return the grace: as requested, at least the time of a checkpoint if one is saved; bounded by the cluster.
+    """Return the grace period: as requested, at least the time to save a checkpoint; at most the cluster's limit.
 
-    A job with checkpoints saves one at its end unless it says that it does not, or sets a grace of its own.
+    A job with checkpoints saves one when it ends, unless it disables that or sets its own grace period.
     """
     asked, source = job.attributes.preemption_grace_period_s, "ext_ml_preemption_grace_period_s"
     if asked is not None and job.policy.preemption_grace_period is not None:

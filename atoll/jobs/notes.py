@@ -9,7 +9,7 @@ from typing import Final
 from atoll.ml.problems import VALUE_LENGTH_MAX, shown
 
 HINT: Final = "note that "
-"""Begins the text of a note that `atoll job validate` shows too: the user may have meant something else."""
+"""Prefix of notes that `atoll job validate` also shows: the user may have meant something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Note:
 
     @property
     def is_hint(self) -> bool:
-        """Tell whether the user may have meant something else."""
+        """Return whether the user may have meant something else."""
         return self.text.startswith(HINT)
 
     def __str__(self) -> str:

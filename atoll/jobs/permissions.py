@@ -1,7 +1,7 @@
-"""Who may do what with whose job: one table, and the decision that follows from it.
+"""Permissions on jobs: one table of roles, and the decision for one request.
 
-In: the grants of a caller, a permission, and whose job it is. Out: allowed, hidden or refused. A job of a tenant in
-which the caller has no part is hidden: it is answered as if it were not there, so that nobody learns that it is.
+From the grants of a caller, a permission and the owner of the job follows allowed, hidden or refused. A job of a tenant
+without a grant for the caller is hidden: the response is the same as for a job that does not exist.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class JobPermission(StrEnum):
-    """What can be done with a job."""
+    """Actions on a job."""
 
     VIEW = "view"
     LIST = "list"
@@ -26,12 +26,12 @@ class JobPermission(StrEnum):
 
 
 class TenantRole(StrEnum):
-    """What part somebody has in a tenant, or in one of its projects."""
+    """Role of a user in a tenant or in one of its projects."""
 
     VIEWER = "viewer"
     """Sees every job."""
     MEMBER = "member"
-    """Also reads the logs of every job, and has jobs."""
+    """Also reads the logs of every job, and creates jobs."""
     ADMIN = "admin"
     """May do everything with every job."""
     OPERATOR = "operator"
@@ -39,7 +39,7 @@ class TenantRole(StrEnum):
 
 
 class Reach(StrEnum):
-    """How far a permission goes."""
+    """Scope of a permission."""
 
     NONE = "none"
     OWN = "own"
@@ -60,19 +60,19 @@ REACH: Final[Mapping[tuple[TenantRole, JobPermission], Reach]] = {
     (_R.VIEWER, _P.CREATE): Reach.NONE,
     (_R.MEMBER, _P.CREATE): Reach.ALL,
 }
-"""How far each permission goes in each role. An owner keeps what owners may while they see the tenant."""
+"""Scope of each permission in each role. Creators keep their rights on their own jobs while they see the tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantGrant:
-    """A role in a tenant, in one of its projects alone where `project` is given. An operator's covers every tenant."""
+    """A role in a tenant, or only in its `project` if given. An operator's role covers every tenant."""
 
     role: TenantRole
     tenant: str = ""
     project: str | None = None
 
     def covers(self, whose: "JobOwnership") -> bool:
-        """Tell whether the grant says something about a job."""
+        """Return whether the grant applies to a job."""
         if self.role is TenantRole.OPERATOR:
             return True
         return self.tenant == whose.tenant and (self.project is None or self.project == whose.project)
@@ -80,25 +80,25 @@ class TenantGrant:
 
 @dataclass(frozen=True, slots=True)
 class JobCaller:
-    """Who asks, by the name that the identity provider vouches for, and what they were granted."""
+    """The caller, by the name that the identity provider confirms, with their grants."""
 
     name: str
     grants: tuple[TenantGrant, ...]
 
     @property
     def is_operator(self) -> bool:
-        """Tell whether the caller runs the platform."""
+        """Return whether the caller is an operator of the platform."""
         return any(grant.role is TenantRole.OPERATOR for grant in self.grants)
 
     def tenants(self, permission: JobPermission) -> tuple[str, ...]:
-        """Return the tenants, in order, in which, or in a part of which, the caller has the permission for all jobs."""
+        """Return, sorted, the tenants where the caller has the permission for all jobs of tenant or project."""
         found = {grant.tenant for grant in self.grants if grant.tenant and REACH[grant.role, permission] is Reach.ALL}
         return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
 class JobOwnership:
-    """Whose a job is."""
+    """Owner of a job."""
 
     tenant: str
     project: str | None
@@ -106,16 +106,16 @@ class JobOwnership:
 
 
 class AccessAnswer(StrEnum):
-    """What becomes of a request."""
+    """Decision about a request."""
 
     ALLOWED = "allowed"
     HIDDEN = "hidden"
-    """The caller may not know of the job."""
+    """The caller may not learn that the job exists."""
     REFUSED = "refused"
 
 
 def decide(caller: JobCaller, permission: JobPermission, whose: JobOwnership) -> AccessAnswer:
-    """Decide whether somebody may do something with a job, or create it."""
+    """Decide whether a caller has a permission on a job, or may create it."""
     covering = [grant for grant in caller.grants if grant.covers(whose)]
     if not covering:
         return AccessAnswer.HIDDEN
@@ -127,7 +127,7 @@ def decide(caller: JobCaller, permission: JobPermission, whose: JobOwnership) ->
 
 
 def seen_scopes(caller: JobCaller) -> tuple[tuple[str, str | None], ...] | None:
-    """Return what a caller's lists show, as (tenant, project or None for all of them); None for every tenant."""
+    """Return what a caller may list, as (tenant, project), project None for all projects; None for every tenant."""
     if caller.is_operator:
         return None
     return tuple(sorted(_scopes(caller.grants), key=lambda scope: (scope[0], scope[1] or "")))

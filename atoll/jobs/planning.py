@@ -1,7 +1,7 @@
-"""What is recorded of a job after a look at the cluster: steps with their messages, decisions about retries among them.
+"""Plans what to record about a job after an observation: steps with messages, including decisions about retries.
 
-In: the recorded state and counts, and a JobObservation. Out: PlannedSteps, which one transaction takes together.
-Separate from the reconciler, so that every case is a row of a test.
+Turns the recorded state and counts and a JobObservation into PlannedSteps for one transaction. Separate from the
+reconciler, so that every case is a row of a test.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from atoll.jobs.states import JobState, JobStep, step
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step, what is said of it, and which fields of the record change with it."""
+    """One step, its message, and the fields of the record that change with it."""
 
     step: JobStep
     message: str = ""
@@ -26,7 +26,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """What a record says of the past that decides about the future."""
+    """The past of a job that affects the next decision."""
 
     state: JobState
     retries: int = 0
@@ -36,7 +36,7 @@ class JobHistory:
 def plan_steps(
     history: JobHistory, seen: JobObservation, *, policy: JobPolicy, now: datetime
 ) -> tuple[PlannedStep, ...]:
-    """Return the steps from what is recorded to what is seen; none where both agree."""
+    """Return the steps from the record to the observation; none if they agree."""
     state = history.state
     planned: list[PlannedStep] = []
     if state is JobState.PREEMPTED and seen.phase is not JobPhase.GONE:

@@ -275,14 +275,14 @@ def _helm(job: Job, template: Object) -> HelmInstall:
 
 
 def _tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
-    """Note what labels and annotations carry for others, and what nothing in Kubernetes does."""
+    """Note fields that become labels or annotations for other tools, and fields that Kubernetes ignores."""
     policy = job.policy
     if policy.scheduled_start is not None:
-        text = "the job service starts it then; nothing in Kubernetes waits for it, so apply it at that time"
+        text = "only the job service waits for it; without the service, apply the objects at that time"
         book.tell("policy.scheduled_start", policy.scheduled_start.isoformat(), text)
     given = policy.model_fields_set
     if "retry_delay_seconds" in given:
-        text = "the job service keeps it; Kubernetes waits 10 s, then twice as long each time"
+        text = "only the job service uses it; Kubernetes waits 10 s, then twice as long each time"
         book.tell("policy.retry_delay_seconds", policy.retry_delay_seconds, text)
     if job.job_type is JobType.SERVICE:
         for field in ("max_retries", "retry_on_preemption"):

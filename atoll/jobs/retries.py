@@ -1,7 +1,7 @@
-"""Whether a job that failed or gave way is tried again, and when; whether its time is over.
+"""Whether and when a failed or preempted job is retried, and whether its time is over.
 
-In: what a job's policy says, how often it was tried, why it ended, and the time. Out: frozen decisions. Preemptions are
-counted apart from failures: a job that is preempted three times and then succeeds has failed never.
+Decides from the job's policy, the number of attempts, the reason of the end, and the time. Preemptions are counted
+separately from failures: a job that is preempted three times and then succeeds has no failures.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from atoll.jobs.policy import JobPolicy
 from atoll.jobs.words import JobType
 
 RETRYABLE: Final = ("OOMKilled", "Preempted", "NodeNotReady", "ImagePullBackOff", "ContainerCreating")
-"""A failure whose reason contains one of these may pass by itself; all others end the job at once."""
+"""A failure whose reason contains one of these may be transient; all others end the job at once."""
 PAUSE_SECONDS_MAX: Final = 3600
-"""The pause doubles with each retry, up to this; a longer `retry_delay_seconds` stays as it is."""
+"""The pause doubles with each retry, up to this; a longer `retry_delay_seconds` is not shortened."""
 MESSAGE_LENGTH_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """The job is tried again, not before a time."""
+    """Retry the job, not before a time."""
 
     count: int
     not_before: datetime
@@ -30,7 +30,7 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job is over."""
+    """Do not retry the job."""
 
     message: str
 
@@ -47,8 +47,8 @@ def after_failure(
     spent: bool = False,
     retryable: Sequence[str] = RETRYABLE,
 ) -> RetryDecision:
-    """Decide about a job that failed. `retries`: how often it was tried again before. `spent`: the cluster itself tried
-    single pods again as often as the policy allows."""
+    """Decide about a failed job. `retries`: number of earlier retries. `spent`: the cluster has retried single pods as
+    often as the policy allows."""
     told = reason or "no reason given"
     if not any(one in reason for one in retryable):
         return GiveUp(bounded(f"failed: {told}"))
@@ -66,8 +66,8 @@ def after_failure(
 
 
 def after_preemption(policy: JobPolicy, *, reason: str, preemptions: int, now: datetime) -> RetryDecision:
-    """Decide about a job that gave way to others. `preemptions`: how often, this one included."""
-    told = reason or "others needed its place"
+    """Decide about a preempted job. `preemptions`: how often it was preempted, including this time."""
+    told = reason or "other jobs needed its quota"
     if not policy.retry_on_preemption:
         return GiveUp(bounded(f"preempted, and retry_on_preemption is false: {told}"))
     times = "once" if preemptions == 1 else f"{preemptions} times"
@@ -75,7 +75,7 @@ def after_preemption(policy: JobPolicy, *, reason: str, preemptions: int, now: d
 
 
 def pause_seconds(delay_seconds: int, retries: int) -> int:
-    """Return the pause before the retry that follows `retries` others: the delay, doubled each time."""
+    """Return the pause before the next retry, seconds: the delay, doubled for each of the earlier `retries`."""
     most = max(delay_seconds, PAUSE_SECONDS_MAX)
     return min(most, delay_seconds << min(retries, 32))
 
@@ -89,7 +89,7 @@ class TimeOver:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """When the job's time will be over; None where nothing limits it."""
+    """When the job's time will be over; None without a limit."""
 
     at: datetime | None
 
@@ -97,10 +97,10 @@ class Due:
 def time_left(
     policy: JobPolicy, job_type: JobType, *, started: datetime | None, now: datetime, seconds_max: int | None = None
 ) -> TimeOver | Due:
-    """Decide whether a job may go on. `started`: when its containers began, None before that. `seconds_max`: how long
-    it may run, where an attribute says it; the policy's `max_runtime` then counts for nothing.
+    """Decide whether a job may continue. `started`: when its containers started, or None. `seconds_max`: maximum run
+    time from an attribute, which replaces the policy's `max_runtime`.
 
-    A batch or training is also ended by the cluster, at the same time; a service is ended by this alone.
+    The cluster also ends a batch or training at that time; only this ends a service.
     """
     running_max = policy.max_runtime if seconds_max is None else seconds_max
     if policy.deadline is not None and now >= policy.deadline:
@@ -109,16 +109,16 @@ def time_left(
     if started is not None and running_max is not None:
         until = started + timedelta(seconds=running_max)
         if now >= until:
-            return TimeOver(f"the {job_type} ran the {running_max} s that it may run")
+            return TimeOver(f"the {job_type} reached its maximum run time of {running_max} s")
         ends.append(until)
     return Due(min(ends) if ends else None)
 
 
 def start_of(policy: JobPolicy, not_before: datetime | None, now: datetime) -> datetime:
-    """Return when a pending job may be given to the cluster: at its scheduled start, after a pause, now."""
+    """Return when a pending job may be submitted to the cluster: at its scheduled start, after a pause, or now."""
     return max(one for one in (policy.scheduled_start, not_before, now) if one is not None)
 
 
 def bounded(message: str) -> str:
-    """Return a message that a record can keep."""
+    """Return the message, truncated to what a record can store."""
     return message if len(message) <= MESSAGE_LENGTH_MAX else message[: MESSAGE_LENGTH_MAX - 3] + "..."

@@ -1,9 +1,9 @@
-"""The life of a job as one table: in which state what may happen, and what follows.
+"""The state machine of a job, as one table.
 
-`step` returns the next state, or raises IllegalStep with the job's history and leaves everything as it was. Nothing
-else decides what may follow what; `docs/job-service.md` shows the same table as a picture that `picture` draws, and a
-test compares them. A wish to cancel is no state: it stands beside the record until the cluster proves that nothing of
-the job is left, and only then the job is cancelled.
+`step` returns the next state, or raises IllegalStep with the job's history and changes nothing. No other code decides
+about transitions. `docs/job-service.md` shows the same table, drawn by `picture`; a test compares them. A request to
+cancel is not a state: it is recorded beside the state, and the job is only cancelled when the cluster has none of its
+objects left.
 """
 
 from collections.abc import Mapping
@@ -13,55 +13,55 @@ from typing import Final
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """State of a job."""
 
     PENDING = "pending"
-    """Recorded, and not given to the cluster: waits for its start, or for the pause before a retry."""
+    """Recorded, but not in the cluster: waits for its start time, or for the pause before a retry."""
     QUEUED = "queued"
     """Its objects are in the cluster and wait for quota."""
     ADMITTED = "admitted"
-    """It has quota, or needs none; its pods are made and not all of them run."""
+    """It has quota, or needs none; its pods are created, but not all of them run."""
     RUNNING = "running"
     """Its containers run."""
     PREEMPTED = "preempted"
-    """It gave way to others; its objects are kept."""
+    """Kueue gave its quota to other jobs; its objects are kept."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 class JobStep(StrEnum):
-    """What happens to a job."""
+    """Transition of a job."""
 
     SUBMIT = "submit"
     """Its objects were created."""
     ADMIT = "admit"
-    """Kueue reserved quota, or there is no Kueue that would have to."""
+    """Kueue reserved quota, or the job needs none."""
     RUN = "run"
     """Its pods run."""
     SUCCEED = "succeed"
     """It completed."""
     FAIL = "fail"
-    """It failed and is not tried again."""
+    """It failed and is not retried."""
     CANCEL = "cancel"
-    """Somebody cancelled it, and the cluster shows that nothing of it is left."""
+    """A user cancelled it, and none of its objects is left in the cluster."""
     PREEMPT = "preempt"
-    """It was evicted for others."""
+    """Kueue evicted it for other jobs."""
     REQUEUE = "requeue"
-    """A preempted job may be tried again."""
+    """A preempted job is queued again."""
     UNADMIT = "unadmit"
     """It lost its quota for another reason than preemption."""
     RETRY = "retry"
-    """It failed and is tried again: by the service's count, or because somebody asked."""
+    """It failed and is retried, by its retry policy or on request."""
     EXPIRE = "expire"
-    """Its deadline, or the time that it may run, is over."""
+    """Its deadline or its maximum run time is over."""
     VANISH = "vanish"
-    """Its objects are gone, and nobody of us deleted them."""
+    """Its objects are gone, and the service did not delete them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step that is possible."""
+    """One possible step."""
 
     state: JobState
     step: JobStep
@@ -102,35 +102,35 @@ ROWS: Final = (
     StepRow(_S.PREEMPTED, _T.VANISH, _S.FAILED),
     StepRow(_S.FAILED, _T.RETRY, _S.PENDING),
 )
-"""Every step that is possible, in the order of a life."""
+"""Every possible step, in the order of a job's states."""
 
 TABLE: Final[Mapping[tuple[JobState, JobStep], JobState]] = {(row.state, row.step): row.following for row in ROWS}
 FIRST: Final = JobState.PENDING
 ENDED: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-"""States in which nothing of a job is in the cluster but what is kept to be looked at."""
+"""States in which the cluster has no objects of a job, except those kept for inspection."""
 IN_CLUSTER: Final = frozenset({JobState.QUEUED, JobState.ADMITTED, JobState.RUNNING, JobState.PREEMPTED})
 """States in which the objects of a job exist."""
 
 REFUSALS: Final[Mapping[JobStep, str]] = {
     JobStep.CANCEL: "there is nothing left to cancel",
-    JobStep.RETRY: "only a job that failed can be tried again",
+    JobStep.RETRY: "only a failed job can be retried",
 }
-"""What people ask for, and why it cannot be had in a state without such a row."""
+"""Requests of users, and why they are refused in a state without such a row."""
 HISTORY_SHOWN_MAX: Final = 8
 
 
 class IllegalStep(ValueError):
-    """A step that the table does not have. `history`: what happened to the job so far."""
+    """A step that is not in the table. `history`: the job's events so far."""
 
     def __init__(self, job: str, state: JobState, asked: JobStep, history: tuple[str, ...] = ()) -> None:
         self.job, self.state, self.asked, self.history = job, state, asked, history
-        why = REFUSALS.get(asked, f"possible are {', '.join(steps_of(state)) or 'none: it has ended'}")
+        why = REFUSALS.get(asked, f"possible steps: {', '.join(steps_of(state)) or 'none, it has ended'}")
         told = f"; its history: {', '.join(history[-HISTORY_SHOWN_MAX:])}" if history else ""
         super().__init__(f"job {job} is {state}, cannot {asked}: {why}{told}")
 
 
 def step(job: str, state: JobState, asked: JobStep, *, history: tuple[str, ...] = ()) -> JobState:
-    """Return the state that follows. `job`: how messages name it. Raises IllegalStep."""
+    """Return the next state. `job`: its name in messages. Raises IllegalStep."""
     following = TABLE.get((state, asked))
     if following is None:
         raise IllegalStep(job, state, asked, history)
@@ -138,12 +138,12 @@ def step(job: str, state: JobState, asked: JobStep, *, history: tuple[str, ...] 
 
 
 def steps_of(state: JobState) -> tuple[JobStep, ...]:
-    """Return what may happen in a state, in the order of the table."""
+    """Return the possible steps of a state, in the order of the table."""
     return tuple(row.step for row in ROWS if row.state is state)
 
 
 def picture() -> str:
-    """Return the table as text: a line for each state and each that may follow it, with the steps that lead there."""
+    """Return the table as text: a line for each state and each next state, with the steps between them."""
     width = max(len(state) for state in JobState)
     lines = []
     for state in JobState:

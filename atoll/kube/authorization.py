@@ -1,4 +1,4 @@
-"""Asks the API server who the bearer of a token is, and whether they may GET a path, such as /debug/ledger.
+"""Asks the API server who a token belongs to, and whether that user may GET a path, such as /debug/ledger.
 
 It stores and compares no secret: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
 path.
@@ -14,7 +14,7 @@ TOKEN_LENGTH_MAX = 16_384
 
 
 class TokenUser(msgspec.Struct, frozen=True):
-    """Who a token belongs to."""
+    """The user of a token."""
 
     username: str = ""
     uid: str = ""
@@ -41,10 +41,10 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 
 async def review_token(client: Api, token: str, *, audience: str = "") -> TokenUser | None:
-    """Return whose the token is; None for one that the API server does not know, or that is for somebody else.
+    """Return the user of the token; None if the API server does not know it, or it has another audience.
 
-    `audience`: for whom the token must have been issued; the API server itself when empty. Raises KubeError, and
-    msgspec.MsgspecError for an answer that is none.
+    `audience`: required audience of the token; empty means the API server. Raises KubeError, and
+    msgspec.MsgspecError for an unreadable response.
     """
     spec: dict[str, object] = {"token": token}
     if audience:

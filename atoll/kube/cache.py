@@ -96,7 +96,7 @@ class Cache(Generic[T]):
         return [self._drop(key) for key in list(self._objects) if key not in listed]
 
     def forget_deletions(self) -> None:
-        """Know of no deletion any more: versions have begun anew, and what was deleted may be there again."""
+        """Forget all deletions: versions have gone back, and deleted objects may exist again."""
         self._tombstones.clear()
 
     def put(self, new: T) -> list[Change[T]]:

@@ -355,7 +355,7 @@ class ApiClient:
         return response
 
     def server_seconds(self) -> float | None:
-        """Return the time of the API server in seconds since 1970, by the last answer; None where it told none."""
+        """Return the API server's time from its last response, seconds since 1970; None if it sent none."""
         text, at_seconds = self._server_date
         try:
             seconds = parsedate_to_datetime(text).timestamp()
@@ -364,7 +364,7 @@ class ApiClient:
         return seconds + asyncio.get_running_loop().time() - at_seconds
 
     async def _distrusted(self, error: BaseException) -> None:
-        """Read the credentials again where a handshake failed: authorities may have been replaced on both sides."""
+        """Read the credentials again after a failed handshake: CAs may have been replaced on both sides."""
         if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
             await self._credentials.reload()
 

@@ -1,7 +1,7 @@
 """The API server's address and our credentials, from a kubeconfig or the files that Kubernetes mounts into a pod.
 
-Everything that rotates is taken up without a restart: tokens and plugins' answers with the next request, changed files
-(kubeconfig, authorities, client certificates, keys) as a new TLS context, which new connections use; open ones go on.
+Everything that rotates is reloaded without a restart: tokens and plugins' answers with the next request, changed files
+(kubeconfig, CAs, client certificates, keys) as a new TLS context for new connections; open ones continue.
 `kubernetes.aio.config` reads kubeconfigs (contexts, exec plugins, OIDC, token files). That import costs 20 MB and
 0.3 s, so it happens only here, on connect; a pod's own account is read without it, to keep the agents small.
 """
@@ -88,8 +88,8 @@ class Credentials:
         read_anew: Callable[[], Awaitable[Credentials]],
         files: Sequence[Path],
     ) -> None:
-        """read_source: renews what a plugin or a token file says, in the same configuration. read_anew: reads all
-        again; called when the content of one of `files`, or of those that the configuration names, has changed."""
+        """read_source: renews the token of a plugin or file, in the same configuration. read_anew: reads everything
+        again; called when one of `files`, or a file named in the configuration, has changed."""
         self._read_anew = read_anew
         self._files = tuple(files)
         self._adopt(configuration, read_source)
@@ -155,14 +155,14 @@ class Credentials:
         return {"Authorization": token.strip()} if token else {}
 
     async def reload(self) -> None:
-        """Read the source again, also after a 401 or a certificate that is not trusted. A source that cannot be read
-        now leaves the old credentials."""
+        """Read the source again, also after a 401 or an untrusted certificate. If it cannot be read now, keep the old
+        credentials."""
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         try:
             if self._content != self._read_files():
                 fresh = await self._read_anew()
                 self._adopt(fresh._configuration, fresh._read_source)
-                log.info("Took up changed credentials", server=self.host)
+                log.info("Reloaded changed credentials", server=self.host)
                 return
             await self._read_source()
             self._reload_certificate()
@@ -170,7 +170,7 @@ class Credentials:
             log.warning("Kept old credentials", err=truncate(str(error)))
 
     def _read_files(self) -> tuple[bytes | None, ...]:
-        """Return what all files say that decide on TLS and identity; None for one that is not there."""
+        """Return the contents of all files for TLS and identity; None for a missing file."""
         named = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
         return tuple(map(_content_of, (*self._files, *(Path(name) for name in named if name))))
 
@@ -200,7 +200,7 @@ def _paths_of(source: str) -> list[Path]:
 
 
 async def _nothing() -> None:
-    """Renew nothing: what the kubeconfig says itself is read when the file changes."""
+    """Renew nothing: the kubeconfig itself is read again when the file changes."""
 
 
 def _content_of(path: Path) -> bytes | None:

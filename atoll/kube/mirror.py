@@ -80,9 +80,9 @@ class ClusterMirror:
         self._listeners: list[Listener] = []
         self._rewind_listeners: list[Callable[[], None]] = []
         self._before: dict[str, int] | None = None
-        """Since the API server was restored: the sequence of each node's report from before; None where it was not."""
+        """After a restore of the API server: the sequence of each node's report from before; None without a restore."""
         self._audited: set[str] = set()
-        """Nodes that have reported since."""
+        """Nodes that have reported since the restore."""
         self.ledger = Ledger()
         self.reports: dict[str, GpuNodeStatus] = {}
 
@@ -147,7 +147,7 @@ class ClusterMirror:
         self._listeners.append(listener)
 
     def on_rewind(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when the API server was restored: what is remembered of deletions and versions is void."""
+        """Call `listener` after the API server was restored: remembered deletions and versions are void."""
         self._rewind_listeners.append(listener)
 
     def claim(self, namespace: str, name: str) -> GpuClaim | None:
@@ -179,8 +179,8 @@ class ClusterMirror:
             reflector.relist()
 
     def _rewind(self) -> None:
-        """The API server was restored from a backup. Everything is listed anew, and no node offers anything before its
-        agent has reported since: pods that were bound after the backup may run there without anybody's knowing."""
+        """The API server was restored from a backup: list everything again, and let no node offer anything until its
+        agent has reported again. Pods that were bound after the backup may still run there, unknown to the server."""
         self._before = {name: _sequence(report) for name, report in self.reports.items()}
         self._audited.clear()
         for name in self._before:
@@ -272,8 +272,8 @@ class ClusterMirror:
         self.ledger.take_report(change.object, self.nodes.store.get(("", name)))
 
     def _passes_audit(self, status: GpuNodeStatus) -> bool:
-        """Tell whether a node's agent has reported since the restore, and saw no pod that the API server does not know:
-        the kubelet ends those, and until then they may use GPUs that nobody holds."""
+        """Return whether a node's agent has reported since the restore and saw no pod that is unknown to the API
+        server: the kubelet ends such pods, and until then they may use GPUs that nobody holds."""
         name, report = status.metadata.name, status.status
         if self._before is None or name in self._audited:
             return True

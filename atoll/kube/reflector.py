@@ -5,9 +5,9 @@ server can, else page by page), watches with bookmarks, and survives watches tha
 old: it continues where it stopped, or lists again and reports missed changes. Consumers decide whether the copy is
 fresh enough.
 
-Versions go back when etcd is restored from a backup. A watch from a future version says nothing, so a watch that was
-cut continues only after the server was asked how far it is. A list that is older than what was seen means a restored
-server: `on_rewind` is called when that list is complete.
+Versions go back when etcd is restored from a backup. A watch from a future version stays silent, so an interrupted
+watch continues only after asking for the server's current version. A list that is older than what was seen means a
+restored server: `on_rewind` is called when that list is complete.
 
 `on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change stays
 wrong, while a restarted process does not. With a field or label selector a DELETED only means that the object no longer
@@ -44,13 +44,13 @@ log = structlog.get_logger(__name__)
 GOOD_STREAM_SECONDS = 10.0
 SILENCE_SECONDS = 75.0
 EARLY_SECONDS = 5.0
-"""A watch that ends this long before its time, or more, was cut."""
+"""A watch that ends at least this long before its timeout was interrupted."""
 WATCH_SECONDS_MIN = 300
 WATCH_SECONDS_MAX = 600
 
 
 def _ignore() -> None:
-    """Nobody wants to know."""
+    """Do nothing: no listener is set."""
 
 
 class Reflector(Generic[T]):
@@ -89,7 +89,7 @@ class Reflector(Generic[T]):
         """The newest version that was ever seen."""
         self._on_rewind = on_rewind
         self._watch_until = -math.inf
-        """When the watch ends by itself; one that ended before was cut."""
+        """When the watch times out; one that ended earlier was interrupted."""
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
         self._stream: asyncio.Future[None] | None = None
         self.synced = asyncio.Event()
@@ -142,7 +142,7 @@ class Reflector(Generic[T]):
             self._stream.cancel()
 
     def begin_anew(self) -> None:
-        """List again as `relist` does, knowing of no version: the server's have gone back."""
+        """List again as `relist` does, without a known version: the server's versions have gone back."""
         self._seen = self.resource_version = ""
         self._cache.forget_deletions()
         self.relist()
@@ -197,11 +197,13 @@ class Reflector(Generic[T]):
         self._finish_listing(version)
 
     async def _check_position(self) -> None:
-        """Ask how far the server is, and list again where that is behind us."""
+        """Ask for the server's current version, and list again if it is behind ours."""
         async with aclosing(self._client.pages(self._path, params=self._selectors, page_size=1)) as pages:
             version = (await anext(pages)).resource_version
         if is_older(version, self.resource_version):
-            log.warning("The server is behind what it has shown", path=self._path, seen=self._seen, version=version)
+            log.warning(
+                "The server is behind a version that it has sent", path=self._path, seen=self._seen, version=version
+            )
             self._must_list = True
 
     async def _watch(self, params: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
-"""Whether a spot job that has waited for too long moves up, and to which class.
+"""Whether a spot job that has waited too long moves up, and to which priority class. Pure.
 
-In: its attributes and how long it waits. Out: a class, or None. Pure, and only the verdict: a pod's priority cannot be
-changed, so whoever keeps the queue makes the job anew or changes its place there.
+Only the decision: a pod's priority cannot be changed, so the owner of the queue creates the job again or moves it.
 """
 
 from atoll.ml.attributes import MlAttributes, MlPriorityClass
@@ -9,9 +8,9 @@ from atoll.ml.infer import DEFAULTS
 
 
 def escalated_class(attributes: MlAttributes, *, waited_seconds: float) -> MlPriorityClass | None:
-    """Return the class that the job moves up to by now; None where it stays what it is.
+    """Return the class that the job moves up to by now; None if it stays.
 
-    Only spot jobs that ask for it move, and only up. Without a target it is the next class.
+    Only spot jobs that ask for it move, and only up. Without a target they move to the next class.
     """
     own = attributes.priority_class or DEFAULTS["priority_class"]
     after = attributes.escalation_after_s

@@ -36,7 +36,7 @@ class Admission:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether a bound is passed."""
+        """Whether a limit is exceeded."""
         return self.bytes_held > self.bytes_max or len(self.connections) > self.connections_max
 
     def guarded(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], Connection]:
@@ -135,7 +135,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _expect_head(self) -> None:
-        """One timer serves many requests: it is armed anew where it finds that a later head has time left."""
+        """Start the deadline of the next head. One timer serves many requests: it is set again if a later head has
+        time left."""
         self._waiting_since = self._head_since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._admission.read_seconds, self._check_head)

@@ -108,13 +108,13 @@ class GangCache:
             self._uids.setdefault(key, set()).add(pod.metadata.uid)
 
     def _note_gone(self, key: GangKey, change: Change[Pod]) -> None:
-        """Keep a member that succeeded and was deleted before anybody looked, until the status remembers it."""
+        """Keep a member that succeeded and was deleted before a reconcile saw it, until the status counts it."""
         last, is_known = change.old or change.object, self.gang(key) is not None
         if is_known and stage_of(last) is MemberStage.SUCCEEDED and len(self._gone.get(key, ())) < PRESENT_MAX:
             self._gone.setdefault(key, {})[last.metadata.uid] = last
 
     def _gone_of(self, gang: GpuGang) -> list[Pod]:
-        """Return the members that succeeded in this admission, are deleted and are not remembered yet."""
+        """Return members that succeeded in this admission and were deleted, but are not in the status yet."""
         status, gone = gang.status or GpuGangStatus(), self._gone.pop(key_of(gang), None)
         if not gone or not conditions.is_true(status.conditions, names.CONDITION_ADMITTED):
             return []
@@ -260,7 +260,7 @@ class GangCache:
         )
 
     def _volumes(self) -> host_fit.Volumes:
-        """Return the volumes that bind pods to nodes, as they are now."""
+        """Return the current volumes that bind pods to nodes."""
         volumes, claims = self.mirror.volumes, self.mirror.volume_claims
         if volumes is None or claims is None:
             return host_fit.Volumes()

@@ -58,7 +58,7 @@ class GangMaker:
         owner = owner_of(members)
         wishes = wishes_of(members)
         if isinstance(wishes, str):
-            note = f"there is no GpuGang {key[1]!r} yet, and none is made: {wishes}"
+            note = f"there is no GpuGang {key[1]!r} yet, and none can be created: {wishes}"
             self._record_event(members, note[:NOTE_LENGTH_MAX])
             return None
         pod_sets = pod_sets_of(members, size)
@@ -80,20 +80,20 @@ class GangMaker:
             return REFUSED_SECONDS
         assumed = assumption(wishes)
         if assumed:
-            self._record_event(members, f"GpuGang {key[1]!r} is made: {assumed}"[:NOTE_LENGTH_MAX])
+            self._record_event(members, f"GpuGang {key[1]!r} is created: {assumed}"[:NOTE_LENGTH_MAX])
         return None
 
     def tell_conflict(self, key: GangKey, conflict: SizeConflict | None) -> bool:
-        """Record on both pods, and on others that wait, that they contradict each other; tell whether they do."""
+        """Record the conflict on both pods and on others that wait; return whether there is one."""
         if conflict is None:
             return False
         others = [pod for pod in self._cache.pods_of(key) if has_gate(pod) and pod not in conflict.pods]
-        self._record_event([*conflict.pods, *others], f"nobody of gang {key[1]!r} starts: {conflict}"[:NOTE_LENGTH_MAX])
+        self._record_event([*conflict.pods, *others], f"no pod of gang {key[1]!r} starts: {conflict}"[:NOTE_LENGTH_MAX])
         return True
 
     async def is_outlived(self, gang: GpuGang) -> bool:
-        """Delete a gang that was made for pods that are no more, for another owner, or from a size that nobody says any
-        more and of which nobody has started; tell whether it was."""
+        """Delete a gang that was created for pods that are gone, for another owner, or with a size that no pod names
+        any more while none has started; return whether it was deleted."""
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
         if made_for is None:
             return False
@@ -111,8 +111,8 @@ class GangMaker:
         return True
 
     def _is_of_another_size(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
-        """Tell whether all pods say another size than the gang was made with, nobody has edited it since, and none of
-        them has a place."""
+        """Return whether all pods name another size than the gang was created with, nobody has edited it since, and no
+        pod has a place."""
         size = size_of(pod for pod in members if pod.metadata.deletion_timestamp is None)
         made = gang.spec.pod_sets[0]
         if size is None or made.name != POD_SET or made.count == size or gang.metadata.generation > 1:
@@ -158,7 +158,7 @@ def gang_body(
     owner: OwnerReference | None,
     wishes: Mapping[str, TopologyWish] = NO_WISHES,
 ) -> dict[str, Any]:
-    """Return the GpuGang of pods that say how many they are, and what each pod set asks of its places."""
+    """Return the GpuGang for pods that name their gang's size, with the topology request of each pod set."""
     metadata: dict[str, Any] = {
         "name": key[1],
         "namespace": key[0],
@@ -179,7 +179,7 @@ def _named_set(pod: Pod) -> str:
 
 
 def wishes_of(members: Iterable[Pod]) -> dict[str, TopologyWish] | str:
-    """Return what the annotations of each pod set ask, or why that cannot be told."""
+    """Return the topology request in the annotations of each pod set, or what is wrong with them."""
     first: dict[str, tuple[Pod, TopologyWish]] = {}
     for pod in sorted(members, key=lambda one: one.metadata.name):
         wish = wish_of(pod)
@@ -189,14 +189,14 @@ def wishes_of(members: Iterable[Pod]) -> dict[str, TopologyWish] | str:
         known, wished = first.setdefault(name, (pod, wish))
         if wished != wish:
             return (
-                f"pods {known.metadata.name} and {pod.metadata.name} of pod set {name} ask by Kueue's annotations for "
-                f"{words(wished)} and for {words(wish)}; write the same on both, or give each kind a pod set of its own"
+                f"pods {known.metadata.name} and {pod.metadata.name} of pod set {name} ask in Kueue's annotations "
+                f"for {words(wished)} and for {words(wish)}; set the same annotations on both, or use two pod sets"
             )
     return {name: wish for name, (_, wish) in first.items()}
 
 
 def assumption(wishes: Mapping[str, TopologyWish]) -> str:
-    """Return what is assumed where some pod sets ask for a topology and others do not; empty where nothing is."""
+    """Return the assumption if some pod sets ask for a topology and others do not; else empty."""
     asking = {name: wish for name, wish in wishes.items() if wish.topology is not None}
     led = {wish.group for wish in asking.values() if wish.group}
     silent = sorted(name for name in wishes.keys() - asking.keys() if wishes[name].group not in led)
@@ -204,6 +204,6 @@ def assumption(wishes: Mapping[str, TopologyWish]) -> str:
         return ""
     told = ", ".join(f"{name} asks for {words(wish)}" for name, wish in sorted(asking.items()))
     return (
-        f"pod set {told}; {', '.join(silent)} asks for none and may lie anywhere: annotate its pods too, or create a "
-        "GpuGang, where that is not meant"
+        f"pod set {told}; {', '.join(silent)} asks for none and may be placed anywhere: if that is not meant, annotate "
+        "its pods too, or create a GpuGang"
     )

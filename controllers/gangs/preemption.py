@@ -41,12 +41,12 @@ PLAN_SECONDS = 15.0
 """Pause between two plans for the same gang."""
 RETRY_SECONDS = 1.0
 GangIdentity = tuple[GangKey, str]
-"""A gang's key and its uid: what one has waited for, or had, says nothing about the next of its name."""
+"""A gang's key and its uid: a new gang of the same name starts from nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePreemption:
-    """The plan that is carried out for a gang, and until when. `uid`: one of its name that is made anew is another."""
+    """The plan in progress for a gang, and its end. `uid`: distinguishes it from a later gang of the same name."""
 
     key: GangKey
     uid: str
@@ -87,7 +87,7 @@ class GangPreemption:
         return self._active.until_seconds - now if self._active is not None else None
 
     def _is_tried(self, key: GangKey, uid: str) -> bool:
-        """Tell whether that very gang still waits for a place."""
+        """Return whether this gang, with this uid, still waits for a place."""
         gang = self._cache.gang(key)
         return gang is not None and gang.metadata.uid == uid and key in self._cache.candidates | self._cache.busy
 

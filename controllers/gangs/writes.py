@@ -99,8 +99,8 @@ async def reserve(
 
 
 async def ungate(context: Context, pod: Pod, node: str, admission: str) -> bool:
-    """Nominate the gated pod, then pin it, open its gate and note the admission on it, in one patch. False when it has
-    changed meanwhile, or is gone."""
+    """Nominate the gated pod; then pin it, open its gate and annotate the admission, in one patch. False if the pod
+    has changed in the meantime, or is gone."""
     metadata = pod.metadata
     path = paths.pods(metadata.namespace, metadata.name)
     nominate = merge_patch(

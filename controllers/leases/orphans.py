@@ -32,8 +32,8 @@ from controllers.pod_calls import look_up
 log = structlog.get_logger(__name__)
 
 SKEW_SECONDS = 5.0
-"""Deadlines are written by another machine's clock. One that is behind costs a bind its retry, nothing else; where it
-is ahead, the reservation is over once it has been seen here for as long as it was made for."""
+"""Deadlines come from another machine's clock. If that clock is behind, a bind only loses its retry; if it is ahead,
+the reservation ends once this controller has seen it for as long as it was made for."""
 BLIND_SECONDS = 15.0
 WAIT_SECONDS_MIN = 1.0
 WAIT_SECONDS_MAX = 3600.0

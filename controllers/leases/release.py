@@ -238,7 +238,7 @@ class EvidenceReconciler:
         return True
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
-        """Return nothing: only the release knows what is wanted. A node whose report went is not asked any more."""
+        """Return nothing: only the release knows which nodes to ask. Stop asking a node whose report is deleted."""
         if kind is WatchedKind.REPORT and change.kind is ChangeKind.DELETED:
             self._asked.pop(change.object.metadata.name, None)
         return ()

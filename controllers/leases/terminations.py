@@ -46,7 +46,7 @@ class PodTerminations:
         mirror.on_rewind(self.forget_all)
 
     def forget_all(self) -> None:
-        """Know nothing of any end: it was seen at versions that count no more. What left is looked up again."""
+        """Forget all terminations: they were seen at versions that are no longer valid. They are looked up again."""
         for memory in (self._gone, self._last, self._seen_live, self._open, self._nodes):
             memory.clear()
 

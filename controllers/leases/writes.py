@@ -31,8 +31,8 @@ async def delete_lease(api: Api, record: LeaseRecord) -> bool:
 
 
 async def end_lease(api: Api, record: LeaseRecord, now: str) -> bool:
-    """End a pod's hold on this very version of a Lease: delete it, or give it back to the GpuReservation that it
-    belongs to. False when it is gone already. Raises Conflict when it has changed."""
+    """End a pod's hold on exactly this version of a Lease: delete it, or return it to its GpuReservation. False if it
+    is already gone. Raises Conflict if it has changed."""
     if not record.reservation or record.holder.is_reservation:
         return await delete_lease(api, record)
     body = returned_lease(record, now)

@@ -1,1 +1,1 @@
-"""Changes of the tables, in order; alembic runs them by `jobs.database.migrate`."""
+"""Schema migrations, in order; `jobs.database.migrate` runs them with alembic."""

@@ -1,6 +1,6 @@
-"""How alembic runs a migration: on the connection that is handed over, in its transaction.
+"""How alembic runs a migration: on the connection that it is given, in that connection's transaction.
 
-Foreign keys are off on SQLite meanwhile: a table that is made anew would take its children's rows with it.
+Foreign keys are off on SQLite during a migration: recreating a table would delete the rows that refer to it.
 """
 
 from alembic import context

@@ -16,7 +16,7 @@ from atoll.cluster.objects import Node
 from devcluster.mock_nvml import MachineFile
 from tests.agent.real_bindings import NOWHERE, STEP_SECONDS, machine_of
 
-WHY = "the driver was let go: label gpu.scheduling/driver-hold"
+WHY = "the driver was released: label gpu.scheduling/driver-hold"
 MISMATCH, UNKNOWN, NOT_LOADED = 18, 999, 9
 """nvmlReturn_t."""
 
@@ -36,10 +36,10 @@ def node(labels: dict[str, str], *, cordoned: bool = False) -> Node:
         (node({names.DRIVER_HOLD: "false"}), ""),
         (node({UPGRADE_STATE: "cordon-required"}), ""),
         (node({UPGRADE_STATE: "drain-required"}, cordoned=True),
-         "the driver was let go for its upgrade: drain-required"),
+         "the driver was released for its upgrade: drain-required"),
         (node({UPGRADE_STATE: "drain-required"}), ""),
         (node({UPGRADE_STATE: "pod-restart-required"}, cordoned=True),
-         "the driver was let go for its upgrade: pod-restart-required"),
+         "the driver was released for its upgrade: pod-restart-required"),
         (node({UPGRADE_STATE: "validation-required"}, cordoned=True), ""),
         (node({UPGRADE_STATE: "upgrade-done"}), ""),
         (node({UPGRADE_STATE: "upgrade-failed"}, cordoned=True), ""),

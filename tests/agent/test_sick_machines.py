@@ -252,7 +252,7 @@ def test_a_missing_driver_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, mo
     """A machine without the driver says so, and what to look at."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nonexistent")
     stage = Bench(mock_environment, machine_of("dgx-h100"))
-    with pytest.raises(ReadingFailed, match="is the driver loaded, and its library visible here"):
+    with pytest.raises(ReadingFailed, match="check that the driver is loaded and its library is visible here"):
         stage.look()
     stage.backend.close()
 

@@ -41,7 +41,7 @@ GANGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "balance of the whole over several pod sets": (
         {"topology": BALANCED, "podSets": [{"name": "a", "count": 4}, {"name": "b", "count": 4}]},
-        "balanced deals out the members of one pod set",
+        "balanced spreads the members of one pod set",
     ),
     "a group of one": ({"podSets": [{"name": "w", "count": 4, "group": "g"}]}, "a group is a leader and its workers"),
     "a group without a leader": (
@@ -59,7 +59,7 @@ GANGS: dict[str, tuple[dict[str, Any], str]] = {
                 {"name": "w", "count": 4, "group": "g", "topology": {"mode": "required", "level": RACK}},
             ]
         },
-        "a leader lies by the topology of its workers",
+        "a leader is placed by the topology of its workers",
     ),
     "a leader that asks where its workers do not": (
         {
@@ -68,7 +68,7 @@ GANGS: dict[str, tuple[dict[str, Any], str]] = {
                 {"name": "w", "count": 4, "group": "g"},
             ]
         },
-        "a leader lies by the topology of its workers",
+        "a leader is placed by the topology of its workers",
     ),
 }
 TOPOLOGIES: dict[str, tuple[list[str], str]] = {

@@ -164,8 +164,8 @@ def test_jobs_are_cancelled_and_tried_again(shell: Shell) -> None:
 
     assert shell.run("cancel", "tune") == "job/tune is being cancelled\n"
     assert "pending (cancelling)" in shell.run("list")
-    assert shell.run("retry", "other") == "job/other is tried again (try 2)\n"
-    assert "only a job that failed can be tried again" in shell.run("retry", "other", status=1)
+    assert shell.run("retry", "other") == "job/other is retried (attempt 2)\n"
+    assert "only a failed job can be retried" in shell.run("retry", "other", status=1)
     assert shell.run("cancel", "nobody", status=1) == "there is no job nobody\n"
     assert shell.run("show", "tune", by="zoe/others", status=1) == "there is no job tune\n"
 
@@ -184,7 +184,7 @@ def test_logs_are_printed_as_they_are(shell: Shell) -> None:
     ("server", "told"),
     [
         ("http://127.0.0.1:1", "cannot reach the job service at http://127.0.0.1:1: "),
-        ("http://gpu.example.com", "would get the token in clear: use https"),
+        ("http://gpu.example.com", "would receive the token unencrypted: use https"),
         ("ftp://gpu.example.com", "is no URL: write https://HOST:PORT"),
         ("nonsense", "is no URL"),
     ],

@@ -113,10 +113,10 @@ async def test_of_two_machines_of_one_name_one_must_be_named(server: FakeApiServ
     ("arguments", "state", "told"),
     [
         (("release", "n1", *WHY), "ready", "its kubelet answers"),
-        (("release", "n1", *WHY), "heard", "its agent is heard"),
+        (("release", "n1", *WHY), "heard", "its agent is alive"),
         (("forget", "n1", *WHY), "not ready", "delete it first"),
         (("release", "n1", "--uid", "u9", *WHY), "", "no machine of that name had the uid u9; known: u1"),
-        (("release", "n9", *WHY), "", "nothing is known of such a machine"),
+        (("release", "n9", *WHY), "", "no such machine is known"),
         (("release", "n1", "--reason", " "), "", "must say how you know"),
     ],
 )

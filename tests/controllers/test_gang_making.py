@@ -175,7 +175,7 @@ def test_what_is_assumed_of_pod_sets_that_do_not_ask_is_told() -> None:
     assert not isinstance(wishes, str)
     assert not isinstance(grouped, str)
 
-    assert "leader asks for required example.com/rack; workers asks for none and may lie anywhere" in assumption(wishes)
+    assert "leader asks for required example.com/rack; workers asks for none" in assumption(wishes)
     assert assumption(grouped) == ""
     assert assumption(dict.fromkeys(("a", "b"), wishes["leader"])) == ""
     assert assumption({"a": wishes["workers"]}) == ""

@@ -109,15 +109,15 @@ async def test_what_is_assumed_of_templates_that_do_not_ask_is_an_event(tmp_path
             await settled(running, lambda: len(homes(made, "leader") + homes(made, "workers")) == 3)
             told = running.notes.texts
 
-    assert any("workers asks for none and may lie anywhere" in note for note in told)
+    assert any("workers asks for none and may be placed anywhere" in note for note in told)
 
 
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
-        ({"required_topology": RACK}, "asks by Kueue's annotations for required example.com/rack"),
-        ({"preferred_topology": BLOCK}, "asks by Kueue's annotations for preferred example.com/block"),
-        ({"group_name": "x"}, "asks by Kueue's annotations for no topology, group x"),
+        ({"required_topology": RACK}, "asks in Kueue's annotations for required example.com/rack"),
+        ({"preferred_topology": BLOCK}, "asks in Kueue's annotations for preferred example.com/block"),
+        ({"group_name": "x"}, "asks in Kueue's annotations for no topology, group x"),
         ({"slice_required_topology": RACK, "slice_size": "2"}, "slices of 2 at example.com/rack"),
         ({"required_topology": RACK, "preferred_topology": RACK}, "contradict each other"),
     ],

@@ -113,7 +113,7 @@ async def test_a_word_frees_what_left_and_forgets_the_rest(tmp_path: Path) -> No
         await running.settled(lambda: not running.held() and not traces(running))
 
         (note,) = running.notes.notes_on(names.REASON_MACHINE_GONE, "n1")
-        assert note.startswith("jane says that machine uid-of-n1 of node n1 is gone for good: scrapped")
+        assert note.startswith("jane declared machine uid-of-n1 of node n1 gone for good: scrapped")
 
 
 async def test_a_word_to_release_keeps_the_report(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_out_of_service_is_such_a_word(tmp_path: Path) -> None:
 
         assert traces(running) == {REPORT, BEAT}
         (note,) = running.notes.notes_on(names.REASON_MACHINE_GONE, "n1")
-        assert note.startswith("taint node.kubernetes.io/out-of-service says")
+        assert note.startswith("taint node.kubernetes.io/out-of-service declared")
 
 
 @pytest.mark.parametrize("why", ["of another machine", "the agent is heard", "the pod is there"])

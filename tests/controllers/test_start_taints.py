@@ -105,5 +105,5 @@ async def test_a_silent_agent_leaves_the_taint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["dedicated", "node.kubernetes.io/unschedulable", "gpu.scheduling"])
 def test_taints_that_are_of_no_start_are_refused_as_a_setting(key: str) -> None:
     """The right and its policy would not allow them either."""
-    with pytest.raises(ValidationError, match="its key begins with"):
+    with pytest.raises(ValidationError, match="its key must begin with"):
         ControllersSettings(start_taint=key)

@@ -157,7 +157,7 @@ def test_a_job_runs_and_its_output_is_shown(service: RunningService) -> None:
 
 def test_the_page_does_what_it_says(service: RunningService) -> None:
     """The job and the commands of docs/job-service.md, line by line."""
-    section = (REPOSITORY / "docs/job-service.md").read_text().split("## Give it jobs")[1].split("\n## ")[0]
+    section = (REPOSITORY / "docs/job-service.md").read_text().split("## Submit jobs")[1].split("\n## ")[0]
     job, commands = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)[0] for kind in ("yaml", "sh"))
     (service.folder / "hello.yaml").write_text(job.replace("busybox:1", "localhost/busybox:1"))
     lines = [line.removeprefix("atoll job ").split() for line in commands.splitlines() if line.startswith("atoll job ")]
@@ -230,7 +230,7 @@ def test_a_failed_job_is_tried_again_by_hand(service: RunningService) -> None:
     service.wait("broken", "failed")
 
     assert "Error (exit code 3)" in shown
-    assert told == "job/broken is tried again (try 2)\n"
+    assert told == "job/broken is retried (attempt 2)\n"
 
 
 def test_an_object_deleted_by_hand_is_missed(service: RunningService) -> None:
@@ -240,4 +240,4 @@ def test_an_object_deleted_by_hand_is_missed(service: RunningService) -> None:
     service.cluster.kubectl("delete", "job", "lost", "-n", NAMESPACE, "--grace-period=1", check=True)
     service.wait("lost", "failed")
 
-    assert "nobody asked here" in service.job("show", "lost")
+    assert "the service did not delete" in service.job("show", "lost")

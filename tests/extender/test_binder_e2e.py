@@ -463,7 +463,7 @@ async def test_gpus_that_all_fall_ill_while_leases_are_written_are_given_back(
 
     error = await replica.bind(pod, node)
 
-    assert "fell ill or was withdrawn while it was being reserved" in error
+    assert "became unhealthy or was withdrawn during the reservation" in error
     assert await stage.allocation(pod) is None
     assert await stage.leases() == {}
 
@@ -482,7 +482,7 @@ async def test_a_gpu_that_falls_ill_before_a_second_binding_is_not_bound(
     replica.proxy.spoil(BINDING, doing(edit_and_fall_ill))
     error = await replica.bind(pod, node)
 
-    assert "fell ill or was withdrawn while it was being reserved" in error
+    assert "became unhealthy or was withdrawn during the reservation" in error
     assert await stage.allocation(pod) is None
     assert await stage.leases() == {}
 

@@ -57,8 +57,8 @@ def test_validate_says_what_pods_have_where_the_job_says_nothing(file: Path) -> 
     status, told, _ = run("validate", "-f", file)
 
     assert status == 0
-    assert "ext_ml_memory_gb -> note that nothing says how much memory each pod needs, so it has 8Gi" in told
-    assert "ext_ml_cpu_cores -> note that nothing says how many cores each pod needs, so it has 2" in told
+    assert "ext_ml_memory_gb -> note that the job does not set the memory of each pod, so it is 8Gi" in told
+    assert "ext_ml_cpu_cores -> note that the job does not set the cores of each pod, so it has 2" in told
     assert "# ext_ml_memory_gb -> note that" in run("render", "-f", file)[1]
 
     file.write_text(GPUS + "resources: {memory_limit: 64Gi, cpu_request: 8}\n")

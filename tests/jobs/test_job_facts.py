@@ -69,7 +69,7 @@ OOM = PodFacts("p2", "Failed", reason="OOMKilled", detail="(exit code 137)")
             "FailedIndexes: too many",
             id="no pods left",
         ),
-        pytest.param(JobFacts(job(failed="DeadlineExceeded")), P.EXPIRED, "ran as long as it may", id="deadline"),
+        pytest.param(JobFacts(job(failed="DeadlineExceeded")), P.EXPIRED, "maximum run time is over", id="deadline"),
         pytest.param(
             JobFacts(job(failed="PodFailurePolicy"), (PodFacts("p0", "Failed", reason="Preempted"),)),
             P.FAILED,

@@ -104,7 +104,7 @@ def test_whoever_wants_no_retry_on_preemption_fails() -> None:
     """retry_on_preemption false makes giving way a failure."""
     decided = after_preemption(JobPolicy(retry_on_preemption=False), reason="", preemptions=1, now=NOW)
 
-    assert decided == GiveUp("preempted, and retry_on_preemption is false: others needed its place")
+    assert decided == GiveUp("preempted, and retry_on_preemption is false: other jobs needed its quota")
 
 
 def test_foreign_reasons_are_cut() -> None:
@@ -134,7 +134,7 @@ def test_foreign_reasons_are_cut() -> None:
             JobPolicy(max_runtime=10),
             NOW - SOON,
             None,
-            TimeOver("the training ran the 10 s that it may run"),
+            TimeOver("the training reached its maximum run time of 10 s"),
             id="runtime over",
         ),
         pytest.param(JobPolicy(max_runtime=5), NOW - SOON, 20, Due(NOW + SOON), id="the attribute replaces the policy"),

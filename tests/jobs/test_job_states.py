@@ -62,7 +62,7 @@ def test_every_pair_leads_on_or_is_refused_in_words(state: JobState, asked: JobS
     told = str(refused.value)
     assert told.startswith(f"job tune is {state}, cannot {asked}: ")
     assert told.endswith("; its history: pending, queued")
-    assert "none: it has ended" in told or "possible are " in told or "cancel" in told or "tried again" in told
+    assert "none, it has ended" in told or "possible steps: " in told or "cancel" in told or "be retried" in told
 
 
 def test_a_history_is_told_in_part() -> None:

@@ -88,7 +88,7 @@ async def test_an_idempotency_key_makes_one_job(service: JobService, where: str)
 
     assert sorted(one.status_code for one in (first, *others)) == [200, 200, 200, 200, 201]
     assert len({one.json()["id"] for one in (first, *others)}) == 1
-    assert "the idempotency key run-7 was given for job" in told(refused, 409, "key-reused")
+    assert "the idempotency key run-7 belongs to job" in told(refused, 409, "key-reused")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ async def test_an_idempotency_key_makes_one_job(service: JobService, where: str)
         pytest.param({"ext_ml_gpu_count": 1000}, "ext_ml_gpu_count", "may be at most 512", id="too many GPUs"),
         pytest.param({"policy": {"min_replicas": 2}}, "policy.min_replicas", "only a service has it", id="wrong type"),
         pytest.param({"gpus": 2}, "gpus", "write ext_ml_gpu_count", id="unknown field"),
-        pytest.param({"id": NOBODYS}, "id", "the service gives it", id="id"),
-        pytest.param({"created_by": "bob"}, "created_by", "the service gives it", id="another creator"),
-        pytest.param({"cluster_id": "far"}, "cluster_id", "this path is of cluster local", id="another cluster"),
+        pytest.param({"id": NOBODYS}, "id", "the service sets it", id="id"),
+        pytest.param({"created_by": "bob"}, "created_by", "the service sets it", id="another creator"),
+        pytest.param({"cluster_id": "far"}, "cluster_id", "this path belongs to cluster local", id="another cluster"),
         pytest.param(
             {"namespace": "kube-system"}, "namespace", "jobs of tenant acme are in tenant-acme", id="namespace"
         ),
@@ -116,7 +116,7 @@ async def test_an_idempotency_key_makes_one_job(service: JobService, where: str)
         pytest.param(
             {"ext_ml_affinity": {"required": [{"key": "compute_capability", "operator": "Gte", "values": ["8.0"]}]}},
             "ext_ml_affinity.required",
-            "is no rule that Kubernetes has",
+            "cannot be expressed as a Kubernetes node selector",
             id="needs nodes",
         ),
     ],
@@ -265,7 +265,7 @@ async def test_a_job_is_cancelled_once_and_retried_when_it_failed(service: JobSe
 
     assert (first.status_code, first.json()["cancel_requested_by"]) == (202, "ann")
     assert again.json() == first.json()
-    assert "only a job that failed can be tried again" in told(early, 409, "illegal-step")
+    assert "only a failed job can be retried" in told(early, 409, "illegal-step")
     assert "there is nothing left to cancel" in told(late, 409, "illegal-step")
     assert (retried.status_code, retried.json()["status"], retried.json()["attempt"]) == (200, "pending", 2)
     assert retried.json()["cancel_requested_at"] is None

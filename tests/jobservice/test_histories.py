@@ -29,7 +29,7 @@ from jobs.store import JobFilter, active_ids, ask_to_cancel, create_job, list_ev
 from tests.jobservice.made import new_job
 from tests.jobservice.world import Faults, JobWorld, ServiceKilled, ServiceProcess
 
-HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "500"))
+HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "200"))
 BATCHES = 20
 TICKS = 25
 REST_TICKS = 60

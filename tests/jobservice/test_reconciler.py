@@ -262,7 +262,7 @@ async def test_a_deadline_ends_a_service_in_the_cluster_too(stage: JobStage) -> 
     record = await stage.live(job_id)
 
     assert waits == 100
-    assert (record.state, record.message) == ("failed", "the service ran the 100 s that it may run")
+    assert (record.state, record.message) == ("failed", "the service reached its maximum run time of 100 s")
     assert stage.kinds() == []
 
 
@@ -286,7 +286,9 @@ async def test_objects_that_somebody_deletes_are_missed(stage: JobStage) -> None
     record = await stage.live(job_id)
 
     assert record.state == "failed"
-    assert record.message == "its objects are gone from the cluster, and nobody asked here: deleted by hand?"
+    assert (
+        record.message == "its objects are gone from the cluster and the service did not delete them: deleted by hand?"
+    )
     assert len(stage.world.created) == 1
 
 
@@ -309,10 +311,12 @@ async def test_a_stranger_of_the_same_name_is_not_the_job(stage: JobStage) -> No
     ("labels", "told"),
     [
         pytest.param(
-            {}, "is there and is not this service's: delete it, or give the job another name", id="a stranger's"
+            {}, "exists and does not belong to this service: delete it, or give the job another name", id="a stranger's"
         ),
         pytest.param(
-            {job_names.SERVICE_ID: "another", job_names.JOB_ID: "x"}, "is not this service's", id="another service's"
+            {job_names.SERVICE_ID: "another", job_names.JOB_ID: "x"},
+            "does not belong to this service",
+            id="another service's",
         ),
     ],
 )

@@ -101,7 +101,7 @@ async def test_a_key_that_comes_with_another_job_is_refused(database: Database) 
 
     same = await made(database, key="k-1", policy={"retry_delay_seconds": 5, "max_retries": 1})
     other_tenant = await made(database, key="k-1", tenant="other")
-    with pytest.raises(KeyReused, match=f"the idempotency key k-1 was given for job {first.id}"):
+    with pytest.raises(KeyReused, match=f"the idempotency key k-1 belongs to job {first.id}"):
         await made(database, "other", key="k-1")
 
     assert same.id == first.id
@@ -181,7 +181,7 @@ async def test_a_retry_by_hand_begins_anew(database: Database) -> None:
 
     assert (record.state, record.attempt, record.retry_count) == ("pending", 2, 0)
     assert (record.started_at, record.ended_at, record.message) == (None, None, "tried again by ann")
-    with pytest.raises(IllegalStep, match="only a job that failed can be tried again"):
+    with pytest.raises(IllegalStep, match="only a failed job can be retried"):
         await database.write(lambda session: retry_job(session, failed.id, now=after(9), actor="ann"))
 
 

@@ -87,11 +87,11 @@ async def refusal(
 BY_NAME = [{"name": "d", "resourceClaimName": "c"}]
 BY_TEMPLATE = [{"name": "d", "resourceClaimTemplateName": "t"}]
 REFUSED = {
-    "a class of NVIDIA's driver": (asks(exactly("gpu.nvidia.com")), "those of the driver gpu.nvidia.com"),
-    "MIG": (asks(exactly("mig")), "those of the driver gpu.nvidia.com"),
-    "a class of AMD's driver": (asks(exactly("amd")), "those of the driver gpu.amd.com"),
-    "behind a network card": (asks(exactly("nic"), exactly("amd")), "those of the driver gpu.amd.com"),
-    "as the last resort": (asks(first_of("nic", "mig")), "those of the driver gpu.nvidia.com"),
+    "a class of NVIDIA's driver": (asks(exactly("gpu.nvidia.com")), "its devices are of the driver gpu.nvidia.com"),
+    "MIG": (asks(exactly("mig")), "its devices are of the driver gpu.nvidia.com"),
+    "a class of AMD's driver": (asks(exactly("amd")), "its devices are of the driver gpu.amd.com"),
+    "behind a network card": (asks(exactly("nic"), exactly("amd")), "its devices are of the driver gpu.amd.com"),
+    "as the last resort": (asks(first_of("nic", "mig")), "its devices are of the driver gpu.nvidia.com"),
     "a class that stands for a vendor's resource": (asks(exactly("alias")), "it stands for nvidia.com/gpu-large"),
     "a class of any device": (asks(exactly("anything")), "it selects any device"),
     "any device, narrowed to GPUs": (asks(exactly("anything", "device.driver == 'gpu.intel.com'")), "gpu.intel.com"),
@@ -153,7 +153,7 @@ async def test_a_claim_that_is_not_there_yet_is_refused() -> None:
 async def test_what_cannot_be_looked_up_is_not_let_pass() -> None:
     """The API server does not answer, or too many claims are named: refused in words."""
     silent = DeviceApi({}, Unanswered("cut", path=GROUP, sent=True))
-    assert "could not be looked up; try again" in await refusal(silent, claims=BY_NAME)
+    assert "whether the pod's other devices are GPUs; try again" in await refusal(silent, claims=BY_NAME)
     assert "33 resourceClaims" in await refusal(DeviceApi({}), claims=BY_NAME * 33)
 
 

@@ -270,7 +270,7 @@ def test_gpus_by_kubernetes_own_allocation_beside_atolls_are_refused(site: Site)
 
     refused = site.create(using("both", "two", "gpu"))
     assert refused.returncode != 0
-    assert "DeviceClass 'gpu', and its devices are those of the driver gpu.nvidia.com" in refused.stderr
+    assert "DeviceClass 'gpu', and its devices are of the driver gpu.nvidia.com" in refused.stderr
     site.admit(using("with-nic", "two", "nic"))
     site.admit(using("without-atoll", None, "gpu"))
     missing = site.create(using("early", "two", "later"))

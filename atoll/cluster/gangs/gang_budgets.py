@@ -17,8 +17,8 @@ ALL_MAY_GO: Final = 2**31
 
 
 def gang_budgets(views: Iterable[GangView], *, whole_below: int | None = None) -> GangBudgets:
-    """Return what the admitted gangs promise. With `whole_below` those whose members all have a lower priority, and
-    may all be preempted, promise nothing: such a gang may give way whole."""
+    """Return the budgets of the admitted gangs. With `whole_below`, gangs whose members all have a lower priority and
+    may all be preempted have none: such a gang may be preempted as a whole."""
     keys: dict[str, tuple[str, ...]] = {}
     allowed: dict[str, int] = {}
     for view in views:
@@ -41,7 +41,7 @@ def priority_of(view: GangView) -> int:
 
 
 def may_end_whole(view: GangView) -> bool:
-    """Tell whether no member that runs says that it may not be preempted."""
+    """Return whether every running member may be preempted."""
     return all(pods.may_be_preempted(member.pod) for member in view.members if member.stage in STARTED)
 
 

@@ -1,6 +1,6 @@
-"""Parts of a gang's status that change together: each function returns the status with one change. Pure.
+"""Changes of a gang's status: each function returns the status with one consistent change. Pure.
 
-`lifecycle` decides which changes follow from what is seen.
+`lifecycle` decides which changes to make.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ def in_phase(status: GpuGangStatus, phase: str) -> GpuGangStatus:
 
 
 def wait_for(status: GpuGangStatus, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    """Return the status of a gang that found no place, or may not have one yet."""
+    """Return the status of a gang that has no place yet, or may not have one yet."""
     return in_phase(fail(status, names.CONDITION_ADMITTED, reason, message, now_seconds), "Waiting")
 
 
 def let_go(status: GpuGangStatus, admission: str, message: str, now_seconds: float) -> GpuGangStatus:
-    """Return the status of a gang whose members are let go, or were, in the admission of that id."""
+    """Return the status of a gang whose members are, or were, ungated in the admission with that id."""
     status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
     status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
     status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
@@ -32,7 +32,7 @@ def let_go(status: GpuGangStatus, admission: str, message: str, now_seconds: flo
 
 
 def close_admission(status: GpuGangStatus) -> GpuGangStatus:
-    """Return the status of a gang that is admitted no more. What the owners of members have done stays done."""
+    """Return the status of a gang that is no longer admitted. Succeeded members of owners still count."""
     update = {
         "admission": "",
         "was_ready": False,
@@ -47,7 +47,7 @@ def close_admission(status: GpuGangStatus) -> GpuGangStatus:
 def with_quorum(
     status: GpuGangStatus, members: Sequence[GangMember], present: QuorumCount, now_seconds: float
 ) -> GpuGangStatus:
-    """Return the status with the condition that tells which members are there."""
+    """Return the status with the condition that shows which members exist."""
     held_back = sum(member.stage is MemberStage.HELD_BACK for member in members)
     reason = "QuorumReached" if present.is_enough else "ForeignGates" if held_back else "WaitForMembers"
     lost = len(without_pod_set(members))
@@ -64,7 +64,7 @@ def with_quorum(
 
 
 def with_readiness(status: GpuGangStatus, tallied: QuorumCount, now_seconds: float) -> GpuGangStatus:
-    """Return the status with the condition that tells which members are ready."""
+    """Return the status with the condition that shows which members are ready."""
     before = conditions.find(status.conditions, names.CONDITION_PODS_READY)
     if tallied.is_enough:
         was_lost = before is not None and before.reason in {"WaitForRecovery", "Recovered"}

@@ -1,7 +1,7 @@
-"""What Kueue's annotations on a pod ask of the places of its pod set, where Kueue does not place the pod itself.
+"""Topology requests in Kueue's annotations, for pods that Kueue does not place itself.
 
-In: a member. Out: a frozen wish, or the problem in words. Separate, because the GpuGang that is made for pods takes the
-wish over, and one that is there already must not contradict it.
+Returns a frozen TopologyWish per member, or the problem as text. A GpuGang that is created for pods takes over the
+request; an existing GpuGang must not contradict it.
 """
 
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ SLICE_LEVEL: Final = f"{PREFIX}slice-required-topology"
 SLICE_SIZE: Final = f"{PREFIX}slice-size"
 GROUP: Final = f"{PREFIX}group-name"
 LEVELS: Final = (f"{PREFIX}required-topology", f"{PREFIX}preferred-topology", SLICE_LEVEL)
-"""Those of the annotations below whose value is a level."""
+"""Annotations whose value is a topology level."""
 WISHES: Final = (*MODES, SLICE_LEVEL, SLICE_SIZE, GROUP)
-"""Annotations of a pod that say where its pod set may lie."""
+"""Annotations of a pod that request a topology for its pod set."""
 _MANAGED: Final = ("kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset")
 _WORKLOAD: Final = "kueue.x-k8s.io/workload"
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyWish:
-    """A pod set's topology and group as its pods ask for them; None and empty for nothing."""
+    """The topology and group that the pods of a pod set ask for; None and empty if they ask for none."""
 
     topology: GangTopologyRequest | None = None
     group: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a pod set of a GpuGang that say the same."""
+        """Return the equivalent fields of a GpuGang's pod set."""
         topology = self.topology.model_dump(mode="json", by_alias=True, exclude_defaults=True) if self.topology else {}
         asked = {"topology": {"mode": self.topology.mode.value, **topology}} if self.topology is not None else {}
         return {**asked, **({"group": self.group} if self.group else {})}
 
 
 def is_placed_by_kueue(pod: Pod) -> bool:
-    """Tell whether Kueue manages the pod, or has chosen its host: then the annotations are Kueue's to keep."""
+    """Return whether Kueue manages the pod or has chosen its host: then Kueue handles the annotations."""
     return (
         any(label in pod.metadata.labels for label in _MANAGED)
         or _WORKLOAD in pod.metadata.annotations
@@ -51,7 +51,7 @@ def is_placed_by_kueue(pod: Pod) -> bool:
 
 
 def wish_of(pod: Pod) -> TopologyWish | str:
-    """Return what the pod asks for, or what is wrong with how it asks."""
+    """Return the pod's topology request, or the problem with its annotations."""
     asked = {key: value for key in WISHES if (value := pod.metadata.annotations.get(key)) is not None}
     if not asked or is_placed_by_kueue(pod):
         return TopologyWish()
@@ -68,7 +68,7 @@ def wish_of(pod: Pod) -> TopologyWish | str:
 
 
 def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
-    """Return what the pod's annotations ask that the GpuGang does not say for its pod set; empty for nothing."""
+    """Return how the pod's annotations differ from its pod set in the GpuGang; empty if they agree."""
     wish = wish_of(pod)
     if isinstance(wish, str):
         return f"pod {pod.metadata.name}: {wish}"
@@ -80,13 +80,13 @@ def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
     if _placed_alike(wish, said, is_led=pod_set.group is not None and pod_set.count == 1):
         return ""
     return (
-        f"pod {pod.metadata.name} asks by Kueue's annotations for {words(wish)}, and pod set {name} of the GpuGang for "
-        f"{words(said)}; remove the annotations, or write the same in the GpuGang"
+        f"pod {pod.metadata.name} asks in Kueue's annotations for {words(wish)}, and pod set {name} of the GpuGang for "
+        f"{words(said)}; remove the annotations, or set the same in the GpuGang"
     )
 
 
 def words(wish: TopologyWish) -> str:
-    """Return a wish in a few words: required example.com/rack, slices of 4 at kubernetes.io/hostname, group a."""
+    """Return a wish as short text: required example.com/rack, slices of 4 at kubernetes.io/hostname, group a."""
     asked = wish.topology
     parts = [f"{asked.mode.value} {asked.level or ''}".strip()] if asked is not None else ["no topology"]
     if asked is not None:
@@ -109,7 +109,7 @@ def _topology(asked: Mapping[str, str], modes: list[str]) -> GangTopologyRequest
 
 
 def _placed_alike(wish: TopologyWish, said: TopologyWish, *, is_led: bool) -> bool:
-    """Compare what the annotations ask with what the GpuGang says, which may be more. A leader has no slices."""
+    """Return whether the GpuGang says at least what the annotations ask for. A leader has no slices."""
     asked, known = wish.topology, said.topology
     if wish.group not in ("", said.group):
         return False

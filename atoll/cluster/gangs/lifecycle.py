@@ -83,8 +83,8 @@ def missing_claim(pod: Pod, reason: str) -> Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class GangView:
-    """Everything that a decision is made on. `members` leave out those that ended in an earlier admission; `obstacle`:
-    what is wrong with the gang or its topology."""
+    """Input of a decision. `members`: without those that ended in an earlier admission; `obstacle`: the problem with
+    the gang or its topology."""
 
     gang: GpuGang
     members: tuple[GangMember, ...]
@@ -174,7 +174,7 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     status, requeue_at = _with_pause(view, status, now_seconds)
     if requeue_at > now_seconds:
         count = status.requeue_state.count if status.requeue_state is not None else 0
-        message = f"evicted {count} times; tried again at {text_of(requeue_at)}"
+        message = f"evicted {count} times; retried at {text_of(requeue_at)}"
         waiting = wait_for(status, "WaitForRequeue", message, now_seconds)
         return _undo_or(view, LifecycleDecision(GangAction.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
     if status.suspended_owners:
@@ -197,13 +197,13 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
 
 
 def _has_finished(view: GangView, status: GpuGangStatus) -> bool:
-    """Tell whether all of the work is done and nobody waits to do more."""
+    """Return whether all work is done and no member waits to do more."""
     return not status.members and readiness(view.gang.spec, view.members, status.succeeded).is_enough
 
 
 def _with_pause(view: GangView, status: GpuGangStatus, now_seconds: float) -> tuple[GpuGangStatus, float]:
-    """Return when the pause ends. The clock of an earlier leader may have been ahead: no pause is longer than the
-    longest from now on."""
+    """Return the status and the end of the pause. An earlier leader's clock may have been ahead, so the pause is never
+    longer than the maximum, counted from now."""
     state = status.requeue_state
     end = seconds_of(state.requeue_at or "") if state is not None else None
     latest = now_seconds + view.policy.requeuing.max_seconds + 1.0
@@ -247,15 +247,15 @@ def _decide_admitted(
 
 
 def _phase_of(status: GpuGangStatus, tallied: QuorumCount) -> str:
-    """Return the phase of an admitted gang of which everybody was let go."""
+    """Return the phase of an admitted gang whose members are all ungated."""
     if tallied.is_enough:
         return "Running" if status.members else "Finished"
     return "Recovering" if status.was_ready else "Starting"
 
 
 def _begins_anew(view: GangView, status: GpuGangStatus) -> bool:
-    """Tell whether the gang has done its work and the members that wait are others than those that its owners still
-    had to make: they start together, as any gang, and not one by one as successors."""
+    """Return whether the gang has done its work and its waiting members are not those that its owners still had to
+    create: then they start together as a new gang, not one by one as successors."""
     gated = {owner_uid(member) for member in view.members if member.is_gated and not member.holds}
     return bool(gated) and not gated & {entry.owner for entry in status.succeeded if entry.owner}
 
@@ -278,8 +278,8 @@ def _next_pause(view: GangView, status: GpuGangStatus, jitter: float) -> tuple[i
 
 
 def _with_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Start the clock: every member that was placed has been let go. Of a gang that was taken over nobody knows when
-    that was, and a time to come is that of another clock: then it is now."""
+    """Start the clock: every placed member has been ungated. If the time is unknown (the gang was taken over) or in
+    the future (another clock wrote it), it is now."""
     assignment = status.assignment or GangAssignment()
     start = seconds_of(assignment.time)
     if start is not None and start <= now_seconds:
@@ -372,8 +372,8 @@ def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStat
 
 
 def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Members run or have done all of the work, and this GpuGang knows of no admission: it was created anew, or lost
-    its status. The admission of most of them goes on under its id, and what must happen in time begins now."""
+    """Take over members that run or have done all work while this GpuGang has no admission: it was created again, or
+    lost its status. It continues the admission of most members, with the same id; timeouts start now."""
     running = _remains(view.members) or view.members
     known = Counter(admission_of(member) for member in running).items()
     admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
@@ -389,8 +389,8 @@ def admit(
     admission: str = "",
     members: Sequence[GangMember] = (),
 ) -> GpuGangStatus:
-    """Return the status of a gang whose GPUs are all reserved, under the id `admission`. What earlier members have done
-    counts on where their owners made some of these `members`."""
+    """Return the status of a gang whose GPUs are all reserved, under the id `admission`. Earlier members still count as
+    succeeded if their owners created some of these `members`."""
     owners = {owner_uid(member) for member in members}
     status = status.model_copy(
         update={"admissions": status.admissions + 1, "succeeded": of_owners(status.succeeded, owners)}

@@ -82,20 +82,20 @@ class GangMember:
 
 
 def owner_uid(member: GangMember) -> str:
-    """Return the uid of the member's controller, an empty text for a bare pod."""
+    """Return the uid of the member's controller; empty for a bare pod."""
     return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")
 
 
 def admission_of(member: GangMember) -> str:
-    """Return the id of the admission in which the member was let go; empty for none, and from before there were ids."""
+    """Return the id of the admission in which the member was ungated; empty if none, or from before ids existed."""
     return member.pod.metadata.annotations.get(names.ADMISSION, "")
 
 
 def of_admission(members: Iterable[GangMember], admission: str, known: Collection[str]) -> tuple[GangMember, ...]:
-    """Return the members without those that ended, or are ending, in an earlier admission: they say nothing about this.
+    """Return the members without those that ended, or are ending, in an earlier admission.
 
-    Without an id nobody can be told apart. Those in `known`, and those whose owner goes on making members, have done
-    their work for this admission too.
+    Without an id, admissions cannot be told apart. Members in `known`, and succeeded members whose owner has members
+    that have not ended, also count for this admission.
     """
     found = tuple(members)
     if not admission:

@@ -41,8 +41,8 @@ SEARCHES_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class EvictionUnit:
-    """Pods that go together. `gang`: set where all members of that gang go. `may_go`: none says that it may not be
-    preempted; such pods are waited for."""
+    """Pods that are evicted together. `gang`: set if all members of that gang are. `may_go`: every pod may be
+    preempted; other units are waited for."""
 
     uids: frozenset[str]
     priority: int
@@ -81,8 +81,8 @@ def holdings_of(ledger: Ledger) -> list[HeldDevices]:
 def units_of(
     holdings: Iterable[HeldDevices], admitted: Mapping[GangKey, GangView], *, below: int | None
 ) -> tuple[EvictionUnit, ...]:
-    """Return the units whose priority is below the given one and that may go (all of them without it), the least
-    important first."""
+    """Return the units below the given priority that may be preempted (all units without a priority), least important
+    first."""
     found: list[EvictionUnit] = []
     seen: set[GangKey] = set()
     for holding in holdings:

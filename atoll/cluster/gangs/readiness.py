@@ -40,8 +40,8 @@ def count_quorum(
     stages: frozenset[MemberStage],
     succeeded: Sequence[SucceededMembers] = (),
 ) -> QuorumCount:
-    """Count the members in one of the stages, and those that the status knows to have succeeded. No pod set counts for
-    more than its count: excess pods help nobody."""
+    """Count the members in one of the stages, and those that have succeeded according to the status. A pod set counts
+    at most its own count: excess pods do not help."""
     found = counted(members, stages, succeeded)
     counts = {pod_set.name: min(found[pod_set.name], pod_set.count) for pod_set in spec.pod_sets}
     short = tuple(
@@ -55,7 +55,7 @@ def count_quorum(
 def counted(
     members: Iterable[GangMember], stages: frozenset[MemberStage], succeeded: Sequence[SucceededMembers] = ()
 ) -> Counter[str]:
-    """Return by pod set how many members are in one of the stages or have succeeded as the status knows, each once."""
+    """Return, by pod set, how many members are in one of the stages or have succeeded by the status, each once."""
     known = known_uids(succeeded)
     found = Counter(member.pod_set for member in members if member.stage in stages and member.uid not in known)
     for entry in succeeded:
@@ -103,7 +103,7 @@ def placed(spec: GpuGangSpec, members: Iterable[GangMember], succeeded: Sequence
 def done_before(
     members: Iterable[GangMember], succeeded: Sequence[SucceededMembers], chosen: Iterable[GangMember]
 ) -> Counter[str]:
-    """Return by pod set how many members have done the work of which the owners of the `chosen` still do the rest."""
+    """Return, by pod set, how many members have succeeded whose owners also own some of the `chosen` members."""
     owners = {owner for member in chosen if (owner := owner_uid(member))}
     ended = (member for member in members if owner_uid(member) in owners)
     return counted(ended, frozenset({MemberStage.SUCCEEDED}), of_owners(succeeded, owners))

@@ -21,9 +21,9 @@ class Requeuing:
 
 @dataclass(frozen=True, slots=True)
 class ReadinessPolicy:
-    """What holds for one gang. Without `enable` nobody waits for pods to become ready.
+    """The policy of one gang. Without `enable`, nothing waits for pods to become ready.
 
-    `recovery_limit_count`: how often it may lose ready members in one admission; None for as often as it likes.
+    `recovery_limit_count`: how often the gang may lose ready members in one admission; None for no limit.
     """
 
     enable: bool = False
@@ -143,5 +143,5 @@ def exceeds_limit(requeuing: Requeuing, count: int) -> bool:
 
 
 def loses_too_often(policy: ReadinessPolicy, losses: int) -> bool:
-    """Tell whether so many losses of ready members end the admission: more than the limit, not as many."""
+    """Return whether the losses of ready members exceed the limit, which ends the admission."""
     return policy.recovery_limit_count is not None and losses > policy.recovery_limit_count

@@ -96,8 +96,8 @@ def _anchors(
     *,
     kin: bool,
 ) -> Iterator[Anchors]:
-    """Yield the domains to try in turn: those which the whole gang and the group require; within them, for a pod set of
-    which nobody is left, the narrowest around its group, else around all others, first."""
+    """Yield the domains to try in turn: those that the whole gang and the group require. Within them, for a pod set
+    without any member left, first the narrowest around its group, or else around all other members."""
     hosts, whole = [home for _, home in homes], spec.topology
     required: Anchors = []
     if whole is not None and whole.mode is TopologyMode.REQUIRED and whole.level in node_domains.levels:

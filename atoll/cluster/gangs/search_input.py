@@ -41,7 +41,7 @@ PART = "/"
 class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
-    taken only where no other serves as well; `volumes`: claims and volumes that bind pods to nodes."""
+    taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -254,8 +254,8 @@ def hosts_of(node_domains: NodeDomains, cluster: PlacementSnapshot) -> Iterable[
 def _parts(
     name: str, members: tuple[GangMember, ...], volumes: host_fit.Volumes
 ) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
-    """Yield the members apart for which Kueue has chosen different domains, since its choice stands and the GPUs are
-    ours; and those whose volumes lie in different places, such as a StatefulSet's own ones."""
+    """Yield members separately if Kueue has chosen different domains for them (its choice stands, Atoll only chooses
+    GPUs), or if their volumes are in different places, as in a StatefulSet."""
     is_by_kueue = any(key in members[0].pod.metadata.annotations for key in kueue_topology.MODES)
     chosen: dict[Hashable, list[GangMember]] = {}
     for member in members:
@@ -292,7 +292,7 @@ def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Req
 def _scattered(
     spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: host_fit.Volumes
 ) -> Obstacle | None:
-    """Slices are runs of ranks; members that go where their volumes are cannot be dealt out so."""
+    """Return an obstacle for slices with volumes: slices need consecutive ranks, members must go to their volumes."""
     named = next(one for one in spec.pod_sets if one.name == name.partition(PART)[0])
     wanted = spec.topology_of(named) or spec.topology
     if PART not in name or wanted is None or not wanted.slices or not members:
@@ -301,13 +301,13 @@ def _scattered(
         return None
     return Obstacle(
         "Invalid",
-        f"pods of pod set {named.name} have volumes in different places, and slices; leave the slices out, or the "
+        f"pods of pod set {named.name} have volumes in different places, and slices; remove the slices or the "
         f"volumes: {members[0].pod.metadata.name} is bound by its volume",
     )
 
 
 def _contradicted(spec: GpuGangSpec, name: str, members: Sequence[GangMember]) -> Obstacle | None:
-    """What Kueue's annotations ask stands in the GpuGang too, or the gang waits: nothing that is asked is dropped."""
+    """Return an obstacle if Kueue's annotations ask for something that the GpuGang does not say: the gang waits."""
     problems = (kueue_topology.contradiction(member.pod, spec, name.partition(PART)[0]) for member in members)
     return next((Obstacle("Invalid", problem) for problem in problems if problem), None)
 
@@ -359,7 +359,8 @@ def _pod_set(
 
 
 def _group(named: GangPodSet | None, name: str, pod: Pod) -> str:
-    """Return what keeps a leader and its workers together, and the parts of a pod set; Kueue's parts it has placed."""
+    """Return the group of a pod set: a leader with its workers, or the parts of one pod set; none for parts that Kueue
+    has placed."""
     if PART in name and kueue_topology.is_placed_by_kueue(pod):
         return ""
     named_group = named.group if named is not None else None

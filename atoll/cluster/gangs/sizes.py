@@ -1,7 +1,7 @@
-"""What pods say about the size of their gang, and the two that contradict each other. Pure.
+"""The size of a gang according to its pods, and two pods that contradict each other. Pure.
 
-Pods say it where there is no GpuGang yet. One that was made from them is only as good as what they say: while they
-contradict each other nobody knows how many must start together.
+Pods name the size if there is no GpuGang yet, and one is created from that. While they contradict each other, nobody
+knows how many pods must start together.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ SHOWN_LENGTH_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class SizeConflict:
-    """Two pods of one gang that contradict each other, and what they say."""
+    """Two pods of one gang that contradict each other, with their sizes."""
 
     pods: tuple[Pod, Pod]
     sizes: tuple[str, str]
@@ -33,8 +33,8 @@ class SizeConflict:
 
 
 def size_conflict(found: Iterable[Pod]) -> SizeConflict | None:
-    """Return the first two pods, by name, that contradict each other; None where there are none. Pods that say nothing,
-    have ended or are being deleted contradict nobody."""
+    """Return the first two pods, by name, that contradict each other, or None. Pods that name no size, have ended or
+    are being deleted do not count."""
     first: dict[str, Pod] = {}
     for pod in sorted(found, key=lambda pod: (pod.metadata.name, pod.metadata.uid)):
         size = pod.metadata.annotations.get(names.GANG_SIZE)
@@ -47,13 +47,13 @@ def size_conflict(found: Iterable[Pod]) -> SizeConflict | None:
 
 
 def size_conflict_of(gang: GpuGang, found: Iterable[Pod]) -> SizeConflict | None:
-    """Return the contradiction among the pods of a gang that was made from what they say. Whoever wrote a GpuGang said
-    there how many they are."""
+    """Return the contradiction among the pods of a gang that was created from their sizes. In a GpuGang written by a
+    user, its own size counts."""
     return size_conflict(found) if names.GANG_MADE_FOR in gang.metadata.annotations else None
 
 
 def size_of(members: Iterable[Pod]) -> int | None:
-    """Return the gang's size if every member says it and all say the same."""
+    """Return the gang's size if every member names it and all agree."""
     sizes = {pod.metadata.annotations.get(names.GANG_SIZE) for pod in members}
     text = sizes.pop() if len(sizes) == 1 else None
     if text is None or not (text.isascii() and text.isdigit() and len(text) <= SIZE_LENGTH_MAX):

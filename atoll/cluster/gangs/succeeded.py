@@ -1,8 +1,8 @@
-"""What members that have done their work go on counting for, although anybody may delete their objects.
+"""Memory of succeeded members, which still count after their objects are deleted.
 
-In: what the gang's status remembers, and the members that are there. Out: what it remembers from now on. A success is
-counted once, by uid: the uids of those that are counted are kept only as long as their objects are there. Bounded: what
-has no room is counted from the objects alone, and remembered as soon as others are gone.
+Updates the gang status's memory from the existing members. Each success is counted once, by uid; the uids of counted
+members are kept only while their objects exist. Bounded: members without room are counted from their objects only, and
+remembered as soon as others are gone.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -12,20 +12,20 @@ from atoll.cluster.gangs.membership import GangMember, MemberStage, owner_uid
 
 
 def known_uids(succeeded: Iterable[SucceededMembers]) -> frozenset[str]:
-    """Return the uids of the members that are counted and were still there."""
+    """Return the uids of counted members whose objects still existed."""
     return frozenset(uid for entry in succeeded for uid in entry.present)
 
 
 def of_owners(succeeded: Iterable[SucceededMembers], owners: Collection[str]) -> tuple[SucceededMembers, ...]:
-    """Return what members of these owners have done; bare pods come back under no owner."""
+    """Return the succeeded members of these owners, without bare pods."""
     return tuple(entry for entry in succeeded if entry.owner and entry.owner in owners)
 
 
 def remember(
     succeeded: Sequence[SucceededMembers], members: Sequence[GangMember], *, is_admitted: bool
 ) -> tuple[SucceededMembers, ...]:
-    """Return the memory after a look at the members. While the gang is not admitted, bare pods that have succeeded
-    belong to nothing that may come; the oldest are remembered first, because they are deleted first."""
+    """Return the memory updated from the members. While the gang is not admitted, succeeded bare pods do not count for
+    a later admission. The oldest are remembered first, because they are deleted first."""
     there = {member.uid for member in members}
     known = known_uids(succeeded)
     counts = {(entry.pod_set, entry.owner): entry.count for entry in succeeded}

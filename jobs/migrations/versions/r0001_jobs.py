@@ -13,7 +13,7 @@ NOT_ENDED = sa.text("state NOT IN ('cancelled', 'failed', 'succeeded')")
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     moment = sa.DateTime(timezone=True)
     op.create_table(
         "jobs",
@@ -72,6 +72,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove the tables, and with them every record."""
+    """Drop the tables, with every record."""
     op.drop_table("job_events")
     op.drop_table("jobs")

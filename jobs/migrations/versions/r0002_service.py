@@ -1,4 +1,4 @@
-"""Which service a database belongs to.
+"""The id of the service that owns the database.
 
 Revision: 0002
 """
@@ -11,7 +11,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Make the table; the service writes its row when it starts."""
+    """Create the table; the service writes its row at start."""
     op.create_table(
         "service",
         sa.Column("id", sa.String(36), nullable=False),
@@ -21,5 +21,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove the table. Objects in the cluster keep the id, so a service that is upgraded again does not know them."""
+    """Drop the table. Objects keep the old id, so a service that is upgraded again does not recognize them."""
     op.drop_table("service")
