@@ -111,7 +111,7 @@ async def test_a_key_that_comes_with_another_job_is_refused(database: Database) 
 async def test_a_name_is_free_again_when_its_job_has_ended(database: Database) -> None:
     """Two active jobs of one name in one namespace would be one object in the cluster; elsewhere or later they may."""
     first = await made(database)
-    with pytest.raises(NameTaken, match="an active job tune is in namespace tenant-acme: wait for its end"):
+    with pytest.raises(NameTaken, match="namespace tenant-acme has an active job tune: wait for its end"):
         await made(database)
     await made(database, tenant="other")
     await database.write(lambda session: take_step(session, first.id, JobStep.CANCEL, now=NOW))
