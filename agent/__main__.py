@@ -87,7 +87,7 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         add_agent_health(
             app, agent, metrics, stale_seconds=stale_seconds, driver_seconds_max=values.driver_restart_seconds
         )
-        heed_signals(agent)
+        handle_signals(agent)
         try:
             await supervise(
                 pods=agent.follow_pods(),
@@ -155,11 +155,11 @@ def _observer(values: AgentSettings, backend: Backend) -> MachineObserver:
     )
 
 
-def heed_signals(agent: NodeAgent) -> None:
+def handle_signals(agent: NodeAgent) -> None:
     """Release the driver on SIGUSR1, open it again on SIGUSR2."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, agent.let_go, "the driver was released: SIGUSR1")
-    loop.add_signal_handler(signal.SIGUSR2, agent.let_go, "")
+    loop.add_signal_handler(signal.SIGUSR1, agent.release_driver, "the driver was released: SIGUSR1")
+    loop.add_signal_handler(signal.SIGUSR2, agent.release_driver, "")
 
 
 def add_agent_health(

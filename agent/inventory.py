@@ -57,7 +57,7 @@ ABSENT_MAX: Final = LINKED_DEVICES_MAX
 use."""
 
 
-def take_stock(
+def update_inventory(
     previous: GpuNodeStatusReport | None, reading: MachineReading, *, boot_id: str, node_uid: str, now: str
 ) -> MachineInventory:
     """Return the record after this observation. A record in which two devices share an id, which only a manual edit can

@@ -22,7 +22,7 @@ from agent.observation import MachineObserver, Observation
 from agent.pod_resources import plugin_names
 from agent.poll_schedule import PollSchedule, start_wait_seconds
 from agent.publishing import StatusWriter, send_heartbeat, stored_of
-from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
+from agent.report import ReportContext, build_report, inventory_of, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
 from atoll.api.times import format_microtime
@@ -156,8 +156,8 @@ class NodeAgent:
         """Seconds for which the driver library as a whole has failed without a break; 0 while it answers."""
         return self._clock.monotonic_seconds() - self._refused_at if self._refused_at is not None else 0.0
 
-    def let_go(self, reason: str) -> None:
-        """Release the driver until `let_go("")`, whatever the Node says."""
+    def release_driver(self, reason: str) -> None:
+        """Release the driver until `release_driver("")`, whatever the Node says."""
         self._signalled = reason
         self._wake.set()
 
@@ -214,7 +214,7 @@ class NodeAgent:
             inventory = inventory.with_reported(pod.uid for pod in self._writer.stored_report.pods)
         self._inventory = inventory
         began_seconds = self._clock.monotonic_seconds()
-        looking = self._observer.observe(let_go=self._release_reason())
+        looking = self._observer.observe(release_reason=self._release_reason())
         observation, kubelet = await asyncio.gather(looking, self._kubelet.read())
         self._note_refusal()
         self.observation_seconds = self._clock.monotonic_seconds() - began_seconds
@@ -355,7 +355,7 @@ class NodeAgent:
             releases=self._writer.releases,
         )
         machine = observation.machine
-        known = stock_of(previous, machine, context).ids
+        known = inventory_of(previous, machine, context).ids
         return build_report(
             machine,
             ids=await self._ids(uuids_by_slot(machine), known=known),

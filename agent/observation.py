@@ -63,30 +63,30 @@ class MachineObserver:
         self._hanging_evidence: asyncio.Future[Observation] | None = None
         self._last: MachineReading | None = None
         self._boot_id = ""
-        self._has_let_go = False
+        self._is_released = False
         self.failures = 0
         self.problem = ""
         """Why the last observation could not read the machine; empty if it could, or if it must not."""
         self.is_refused = False
         """Whether the driver library as a whole failed: see ReadingFailed."""
 
-    async def observe(self, *, let_go: str = "") -> Observation:
-        """Read everything once. Failures are marked in the Observation, never raised. let_go: why the driver must
-        not be read or kept open; empty if it may be."""
-        machine = await self._let_go(let_go) if let_go else await self._machine()
+    async def observe(self, *, release_reason: str = "") -> Observation:
+        """Read everything once. Failures are marked in the Observation, never raised. release_reason: why the driver
+        must not be read or kept open; empty if it may be."""
+        machine = await self._release_driver(release_reason) if release_reason else await self._machine()
         boot_id = await self._boot()
         return await self._evidence(machine, boot_id)
 
-    async def _let_go(self, reason: str) -> MachineReading:
-        if not self._has_let_go:
+    async def _release_driver(self, reason: str) -> MachineReading:
+        if not self._is_released:
             await asyncio.to_thread(self._backend.close)
             log.info("Released the driver", reason=reason)
-        self._has_let_go, self._last = True, None
+        self._is_released, self._last = True, None
         self.failures, self.problem, self.is_refused = 0, "", False
         return MachineReading(devices=(), problem=reason)
 
     async def _machine(self) -> MachineReading:
-        self._has_let_go = False
+        self._is_released = False
         try:
             self._last = await self._read_within_time()
             self.failures, self.problem, self.is_refused = 0, "", False

@@ -13,7 +13,7 @@ from agent.conditions import conditions
 from agent.evidence import EvidenceReading
 from agent.incidents import fold
 from agent.instances import instance_devices, is_instance, links_with_instances, uuids_with_instances
-from agent.inventory import MachineInventory, take_stock
+from agent.inventory import MachineInventory, update_inventory
 from agent.links import nics_by_uuid, rows_by_uuid
 from agent.readings import DeviceFault, DeviceReading, LinksReading, MachineReading
 from atoll.api.node_status import (
@@ -79,7 +79,7 @@ def build_report(
     context: ReportContext,
 ) -> GpuNodeStatusReport:
     """Build the report. ids: for every uuid of the reading."""
-    inventory = stock_of(previous, reading, context)
+    inventory = inventory_of(previous, reading, context)
     devices = _devices(reading, ids=ids, record=inventory.record, context=context)
     links = _links(reading, devices, previous)
     devices = _with_islands(devices, _geometry(devices, links))
@@ -115,9 +115,11 @@ def build_report(
     )
 
 
-def stock_of(previous: GpuNodeStatusReport | None, reading: MachineReading, context: ReportContext) -> MachineInventory:
+def inventory_of(
+    previous: GpuNodeStatusReport | None, reading: MachineReading, context: ReportContext
+) -> MachineInventory:
     """Return the record after this observation, and the ids in use."""
-    return take_stock(previous, reading, boot_id=context.boot_id, node_uid=context.node_uid, now=context.now)
+    return update_inventory(previous, reading, boot_id=context.boot_id, node_uid=context.node_uid, now=context.now)
 
 
 def _devices(

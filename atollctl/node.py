@@ -33,7 +33,7 @@ from atollctl.sentences import sentence
 
 STATUS_REFUSED = 2
 ATTEMPTS_MAX = 5
-UNDERTAKERS = "the ClusterRole atoll-machine-releaser"
+RELEASER_ROLE = "the ClusterRole atoll-machine-releaser"
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 COLUMNS = ("NODE", "STANDS", "GPUS", "LEASES", "IN DOUBT", "MOVES ON BY")
 
@@ -44,7 +44,7 @@ Reason = Annotated[str, typer.Option(help="How you know that the machine is off 
 NodeUid = Annotated[str, typer.Option("--uid", help="Uid of the machine's Node, if several machines had the name.")]
 
 
-class WordRefused(Exception):
+class DeclarationRefused(Exception):
     """The known facts contradict the declaration, or do not tell which machine is meant."""
 
 
@@ -110,10 +110,10 @@ def machine_rows(found: ClusterMachines, now: datetime) -> list[tuple[str, str, 
     return rows
 
 
-def word_of(
+def declaration_of(
     found: ClusterMachines, node: str, *, uid: str, reason: str, by: str, now: datetime, forget: bool
 ) -> GoneMachine:
-    """Return the declaration for the machine that is meant. Raises WordRefused."""
+    """Return the declaration for the machine that is meant. Raises DeclarationRefused."""
     facts = found.facts(node, now)
     report = facts.status.status if facts.status is not None else None
     known = {lease_uid for name, lease_uid, _ in found.leases if name == node and lease_uid}
@@ -122,20 +122,22 @@ def word_of(
     meant = {uid} if uid else known
     if len(meant) != 1:
         told = f"several machines had that name, choose one with --uid: {', '.join(sorted(known))}"
-        raise WordRefused(told if meant else "no such machine is known; see `atoll node list`")
+        raise DeclarationRefused(told if meant else "no such machine is known; see `atoll node list`")
     (node_uid,) = meant
     if node_uid not in known:
-        raise WordRefused(
+        raise DeclarationRefused(
             f"no machine of that name had the uid {node_uid}; known: {', '.join(sorted(known)) or 'none'}"
         )
     is_its_node = facts.node is not None and facts.node.metadata.uid == node_uid
     if is_its_node and is_ready(facts.node):
-        raise WordRefused("its kubelet answers: the Node is Ready")
+        raise DeclarationRefused("its kubelet answers: the Node is Ready")
     is_its_report = report is not None and report.node_uid == node_uid
     if is_its_report and facts.is_heard:
-        raise WordRefused("its agent is alive: the heartbeat is fresh")
+        raise DeclarationRefused("its agent is alive: the heartbeat is fresh")
     if forget and facts.node is not None:
-        raise WordRefused(f"its Node exists; delete it first (kubectl delete node {node}), or use `atoll node release`")
+        raise DeclarationRefused(
+            f"its Node exists; delete it first (kubectl delete node {node}), or use `atoll node release`"
+        )
     sequence = report.evidence.sequence if report is not None and is_its_report else 0
     return GoneMachine(
         node_uid=node_uid,
@@ -147,7 +149,7 @@ def word_of(
     )
 
 
-def with_word(words: Iterable[GoneMachine], word: GoneMachine) -> tuple[GoneMachine, ...]:
+def with_declaration(words: Iterable[GoneMachine], word: GoneMachine) -> tuple[GoneMachine, ...]:
     """Return the declarations with this one, which replaces an earlier one for the same machine; the oldest are
     dropped."""
     return (*(one for one in words if one.node_uid != word.node_uid), word)[-GONE_MAX:]
@@ -167,8 +169,8 @@ def _declare(node: str, reason: str, uid: str, kubeconfig: Path | None, context:
         _refuse("--reason must say how you know that the machine is off for good; it is recorded")
     try:
         word = asyncio.run(_write(node, reason, uid, kubeconfig, context, forget=forget))
-    except (WordRefused, KubeError) as error:
-        _refuse(f"cannot declare node {node} gone: {sentence(error, roles=UNDERTAKERS)}")
+    except (DeclarationRefused, KubeError) as error:
+        _refuse(f"cannot declare node {node} gone: {sentence(error, roles=RELEASER_ROLE)}")
     more = ", report and heartbeat are deleted" if forget else ""
     typer.echo(
         f"machine {word.node_uid} of node {node} is declared gone by {word.by}: {reason}\n"
@@ -183,9 +185,9 @@ async def _write(
         by = await _who(client)
         for attempt in range(ATTEMPTS_MAX):
             found = await _read_with(client)
-            word = word_of(found, node, uid=uid, reason=reason, by=by, now=datetime.now(UTC), forget=forget)
+            word = declaration_of(found, node, uid=uid, reason=reason, by=by, now=datetime.now(UTC), forget=forget)
             status = found.statuses.get(node)
-            gone = [one.to_json() for one in with_word(status.spec.gone if status is not None else (), word)]
+            gone = [one.to_json() for one in with_declaration(status.spec.gone if status is not None else (), word)]
             try:
                 await _send(client, node, status, gone)
             except (AlreadyExists, Conflict, NotFound):

@@ -114,7 +114,7 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
     from atoll.api.gangs import GpuGang
     from atoll.cluster.gangs.membership import gang_key
     from atoll.cluster.gangs.sizes import size_of
-    from controllers.gangs.creation import gang_body, pod_sets_of, wishes_of
+    from controllers.gangs.creation import gang_body, kueue_requests_of, pod_sets_of
 
     known = {(one.metadata.namespace, one.metadata.name) for one in (*found.gangs, *given)}
     members: dict[tuple[str, str], list[Pod]] = {}
@@ -126,7 +126,7 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
     for key, pods in members.items():
         size = size_of(pods)
         sets = pod_sets_of(pods, size) if size is not None else None
-        wishes = wishes_of(pods)
+        wishes = kueue_requests_of(pods)
         if sets is not None and not isinstance(wishes, str):
             made.append(GpuGang.model_validate(gang_body(key, sets, None, wishes)))
     return made

@@ -14,7 +14,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.node_status import GoneMachine
-from atoll.cluster.machine_life import MachineFacts, is_out_of_service, word_on
+from atoll.cluster.machine_life import MachineFacts, declaration_on, is_out_of_service
 from atoll.cluster.objects import Lease
 from atoll.cluster.release import PodTermination
 from atoll.cluster.reports import silence_seconds_max
@@ -31,7 +31,7 @@ RECHECK_SECONDS = 15.0
 FREEING_SECONDS = 2.0
 
 
-class MachineWords:
+class MachineDeclarations:
     """Valid declarations that a machine is gone: those that nothing contradicts."""
 
     def __init__(self, context: Context) -> None:
@@ -62,7 +62,7 @@ class MachineWords:
 
     def on(self, node: str, node_uid: str) -> GoneMachine | None:
         """Return the valid declaration for the machine that had this Node's uid, or None."""
-        return word_on(node_uid, self.facts(node)) if node_uid else None
+        return declaration_on(node_uid, self.facts(node)) if node_uid else None
 
     def applied(self, termination: PodTermination) -> PodTermination:
         """Return the termination with the declaration for its machine. A report that is known to come from that
@@ -88,7 +88,12 @@ class MachineReconciler:
     name = "machines"
 
     def __init__(
-        self, context: Context, words: MachineWords, release: Callable[[str], None], *, forget_after_seconds: float
+        self,
+        context: Context,
+        words: MachineDeclarations,
+        release: Callable[[str], None],
+        *,
+        forget_after_seconds: float,
     ) -> None:
         self._context = context
         self._words = words
@@ -120,7 +125,7 @@ class MachineReconciler:
         mirror = self._context.mirror
         if mirror.unready_reason():
             return RECHECK_SECONDS
-        word, waits = self._obey(node), self._words.silent_in_seconds(node)
+        word, waits = self._valid_declaration(node), self._words.silent_in_seconds(node)
         if ("", node) in mirror.nodes.store or not self._has_traces(node):
             self._missed.pop(node, None)
             return max(1.0, waits) if waits > 0 and self._has_word(node) else None
@@ -134,14 +139,14 @@ class MachineReconciler:
             return FREEING_SECONDS
         return await self._forget(node, word)
 
-    def _obey(self, node: str) -> GoneMachine | None:
+    def _valid_declaration(self, node: str) -> GoneMachine | None:
         """Record each declaration once, and trigger the release for the node. Return a valid one, if any, preferably
         for the machine that the report is about."""
         facts, counting = self._words.facts(node), []
         uids = {record.node_uid for record in self._context.mirror.ledger.leases.values() if record.node == node}
         uids |= {word.node_uid for word in (facts.status.spec.gone if facts.status is not None else ())}
         for uid in sorted(uids | ({facts.node.metadata.uid} if facts.node is not None else set())):
-            word = word_on(uid, facts) if uid else None
+            word = declaration_on(uid, facts) if uid else None
             if word is None:
                 continue
             counting.append(word)

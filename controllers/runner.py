@@ -40,7 +40,7 @@ from controllers.leases.release import EvidenceReconciler, ReleaseReconciler
 from controllers.leases.repair import MissingLeaseRepair, UnreadableLeaseRepair
 from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
-from controllers.machines import MachineReconciler, MachineWords
+from controllers.machines import MachineDeclarations, MachineReconciler
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.page.serving import serve_page
 from controllers.preemption import PreemptionReconciler
@@ -225,7 +225,7 @@ def build_loops(
         if request.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    words = MachineWords(context)
+    words = MachineDeclarations(context)
     release = Loop(ReleaseReconciler(context, terminations, ask, words), clock, metrics)
     machines = MachineReconciler(context, words, release.add, forget_after_seconds=settings.forget_nodes_after_seconds)
     wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)

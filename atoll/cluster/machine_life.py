@@ -86,10 +86,10 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
     node, report = facts.node, facts.status.status if facts.status is not None else None
     if node is None:
         uid = report.node_uid if report is not None else ""
-        if uid and word_on(uid, facts) is not None:
+        if uid and declaration_on(uid, facts) is not None:
             return MachinePhase.DECLARED_GONE
         return MachinePhase.DELETED if report is not None else MachinePhase.UNKNOWN
-    if word_on(node.metadata.uid, facts) is not None:
+    if declaration_on(node.metadata.uid, facts) is not None:
         return MachinePhase.DECLARED_GONE
     if facts.status is None or report is None:
         return MachinePhase.JOINING
@@ -101,7 +101,7 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
     return MachinePhase.CORDONED if node.spec.unschedulable else MachinePhase.WORKING
 
 
-def word_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
+def declaration_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
     """Return the valid declaration that the machine with this Node's uid is gone for good; None if there is none, or
     something contradicts it."""
     node, status = facts.node, facts.status

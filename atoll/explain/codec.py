@@ -49,7 +49,7 @@ def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
 
 def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """Return the document as plain values."""
-    ranking = frozenset({*RANKING_ANNOTATIONS, *kueue_topology.WISHES, *_index_labels(snapshot.gangs)})
+    ranking = frozenset({*RANKING_ANNOTATIONS, *kueue_topology.KUEUE_ANNOTATIONS, *_index_labels(snapshot.gangs)})
     return {
         "format": FORMAT,
         "takenAt": snapshot.taken_at,

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api.gangs import GpuGang, GpuGangSpec
-from atoll.cluster.gangs.kueue_topology import TopologyWish, words
+from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, words
 from atoll.cluster.gangs.lifecycle import GangAction
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
@@ -116,10 +116,10 @@ _STATES: Final = {
 
 def _asked(spec: GpuGangSpec) -> Iterator[tuple[str, str]]:
     """Yield the topology requests of the gang and its pod sets; nothing if it has none."""
-    wishes = [(one.name, TopologyWish(spec.topology_of(one), one.group or "")) for one in spec.pod_sets]
-    found = [("", TopologyWish(spec.topology)), *wishes]
-    if any(wish != TopologyWish() for _, wish in found):
-        yield from ((name, words(wish)) for name, wish in found if name or wish != TopologyWish())
+    wishes = [(one.name, KueueTopologyRequest(spec.topology_of(one), one.group or "")) for one in spec.pod_sets]
+    found = [("", KueueTopologyRequest(spec.topology)), *wishes]
+    if any(wish != KueueTopologyRequest() for _, wish in found):
+        yield from ((name, words(wish)) for name, wish in found if name or wish != KueueTopologyRequest())
 
 
 def _domains(decision: GangDecision) -> tuple[DomainFit, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.api.times import seconds_of
-from atoll.cluster.gangs.kueue_topology import TopologyWish, wish_of, words
+from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, kueue_request_of, words
 from atoll.cluster.gangs.lifecycle import has_begun
 from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, has_gate, key_of
 from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
@@ -32,7 +32,7 @@ NOTE_LENGTH_MAX = 900
 TOLD_MAX = 8
 RETURN_SECONDS = 600.0
 """How long after its pause a gang without pods is kept: its owner may be slow to make them."""
-NO_WISHES: Mapping[str, TopologyWish] = MappingProxyType({})
+NO_WISHES: Mapping[str, KueueTopologyRequest] = MappingProxyType({})
 
 
 class GangMaker:
@@ -56,7 +56,7 @@ class GangMaker:
             self._record_event(members, note)
             return None
         owner = owner_of(members)
-        wishes = wishes_of(members)
+        wishes = kueue_requests_of(members)
         if isinstance(wishes, str):
             note = f"there is no GpuGang {key[1]!r} yet, and none can be created: {wishes}"
             self._record_event(members, note[:NOTE_LENGTH_MAX])
@@ -156,7 +156,7 @@ def gang_body(
     key: GangKey,
     pod_sets: list[dict[str, Any]],
     owner: OwnerReference | None,
-    wishes: Mapping[str, TopologyWish] = NO_WISHES,
+    wishes: Mapping[str, KueueTopologyRequest] = NO_WISHES,
 ) -> dict[str, Any]:
     """Return the GpuGang for pods that name their gang's size, with the topology request of each pod set."""
     metadata: dict[str, Any] = {
@@ -168,7 +168,7 @@ def gang_body(
         metadata["ownerReferences"] = [
             {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
         ]
-    asking = [{**one, **wishes.get(one["name"], TopologyWish()).fields()} for one in pod_sets]
+    asking = [{**one, **wishes.get(one["name"], KueueTopologyRequest()).fields()} for one in pod_sets]
     return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": {"podSets": asking}}
 
 
@@ -178,11 +178,11 @@ def _named_set(pod: Pod) -> str:
     return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
 
 
-def wishes_of(members: Iterable[Pod]) -> dict[str, TopologyWish] | str:
+def kueue_requests_of(members: Iterable[Pod]) -> dict[str, KueueTopologyRequest] | str:
     """Return the topology request in the annotations of each pod set, or what is wrong with them."""
-    first: dict[str, tuple[Pod, TopologyWish]] = {}
+    first: dict[str, tuple[Pod, KueueTopologyRequest]] = {}
     for pod in sorted(members, key=lambda one: one.metadata.name):
-        wish = wish_of(pod)
+        wish = kueue_request_of(pod)
         if isinstance(wish, str):
             return f"pod {pod.metadata.name}: {wish}"
         name = _named_set(pod) or POD_SET
@@ -195,7 +195,7 @@ def wishes_of(members: Iterable[Pod]) -> dict[str, TopologyWish] | str:
     return {name: wish for name, (_, wish) in first.items()}
 
 
-def assumption(wishes: Mapping[str, TopologyWish]) -> str:
+def assumption(wishes: Mapping[str, KueueTopologyRequest]) -> str:
     """Return the assumption if some pod sets ask for a topology and others do not; else empty."""
     asking = {name: wish for name, wish in wishes.items() if wish.topology is not None}
     led = {wish.group for wish in asking.values() if wish.group}

@@ -26,7 +26,7 @@ from atoll.kube.patches import merge_patch
 from controllers.context import Context, node_reference
 from controllers.leases.terminations import DeletedPod, PodTerminations
 from controllers.leases.writes import annotate_lease, end_lease
-from controllers.machines import MachineWords
+from controllers.machines import MachineDeclarations
 from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ class ReleaseReconciler:
     name = "release"
 
     def __init__(
-        self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence, words: MachineWords
+        self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence, words: MachineDeclarations
     ) -> None:
         self._context = context
         self._terminations = terminations

@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence
 from agent.identities import LeaseLookup, assign
 from agent.nvml import NvmlBackend
-from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
+from agent.report import ReportContext, build_report, inventory_of, uuids_by_slot
 from atoll.api.node_status import Device, GpuNodeStatusReport
 from atoll.api.times import format_microtime
 from devcluster.mock_nvml import MachineFile
@@ -57,7 +57,7 @@ def report_of(
         position="",
         now=format_microtime(START + timedelta(minutes=minute)),
     )
-    known = stock_of(previous, reading, context).ids
+    known = inventory_of(previous, reading, context).ids
     leases: dict[int, str | None] = {}
     while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)

@@ -80,7 +80,7 @@ async def test_who_lets_go_holds_nothing_and_takes_up_the_new_driver(
     assert isinstance(steps, DriverWorker)
     before = (await observer.observe()).machine
     held = steps.pid
-    away = (await observer.observe(let_go=WHY)).machine
+    away = (await observer.observe(release_reason=WHY)).machine
     let_go = steps.pid
     machine.set(3, memory_total=str(24 << 30)).write(mock_environment)
     after = (await observer.observe()).machine

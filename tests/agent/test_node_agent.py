@@ -181,9 +181,9 @@ async def test_a_labelled_node_has_its_driver_let_go_and_taken_up(world: World) 
         node = world.server.objects[NODE]
         world.server.put(NODE, {**node, "metadata": {**node["metadata"], "labels": {}}})
         await until(lambda: world.report["healthyCount"] == 8)
-        agent.let_go("the driver was released: SIGUSR1")
+        agent.release_driver("the driver was released: SIGUSR1")
         await until(lambda: world.report["healthyCount"] == 0)
-        agent.let_go("")
+        agent.release_driver("")
         await until(lambda: world.report["healthyCount"] == 8)
 
 

@@ -20,7 +20,7 @@ from agent.identities import LeaseLookup, assign
 from agent.nvml import recognized
 from agent.nvml_reading import machine_reading
 from agent.readings import MachineReading
-from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
+from agent.report import ReportContext, build_report, inventory_of, uuids_by_slot
 from agent.sanitize import sanitize
 from atoll.api.node_status import GpuNodeStatusReport, HealthState
 from tests.agent.real_bindings import Bench, machine_of
@@ -89,7 +89,7 @@ def reading_of(facts: Sequence[Facts], told: Sequence[Any] = ()) -> MachineReadi
 
 def report_of(reading: MachineReading, previous: GpuNodeStatusReport | None = None) -> GpuNodeStatusReport:
     context = ReportContext("1", "b1", "", "7", "2026-01-01T00:00:00.000000Z")
-    known = stock_of(previous, reading, context).ids
+    known = inventory_of(previous, reading, context).ids
     leases: dict[int, str | None] = {}
     while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.evidence import EvidenceReading
 from agent.links import rows_by_uuid
 from agent.readings import DeviceFault, DeviceReading, FabricReading, LinksReading, MachineReading, MigReading
-from agent.report import ReportContext, build_report, model_slug, stock_of, uuids_by_slot
+from agent.report import ReportContext, build_report, inventory_of, model_slug, uuids_by_slot
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
 from atoll.api.node_status import (
@@ -47,7 +47,7 @@ def report_of(
 ) -> GpuNodeStatusReport:
     """Build a report; ids default to those on record, then to the order of the slots."""
     context = replace(CIRCUMSTANCES, now=now, boot_id=boot, node_uid=node_uid)
-    known = stock_of(previous, reading, context).ids
+    known = inventory_of(previous, reading, context).ids
     new = [uuid for uuid in uuids_by_slot(reading) if uuid not in known]
     free = (number for number in range(600) if number not in known.values())
     ids = {**known, **dict(zip(new, free, strict=False)), **ids}

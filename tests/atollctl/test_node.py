@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from atoll.api.node_status import GONE_MAX, GoneMachine
 from atoll.api.times import format_microtime
 from atollctl.__main__ import app
-from atollctl.node import with_word
+from atollctl.node import with_declaration
 from tests.builders import lease_json, report_json
 from tests.controllers.harness import HEARTBEATS, LEASES, strip_version
 from tests.fakes.api_server import FakeApiServer
@@ -140,8 +140,8 @@ def test_words_are_bounded_and_one_per_machine() -> None:
     """A newer word on a machine replaces the older; beyond the bound the oldest goes."""
     words = tuple(GoneMachine(node_uid=f"u{number}") for number in range(GONE_MAX))
 
-    again = with_word(words, GoneMachine(node_uid="u0", sequence=9))
-    more = with_word(words, GoneMachine(node_uid="new"))
+    again = with_declaration(words, GoneMachine(node_uid="u0", sequence=9))
+    more = with_declaration(words, GoneMachine(node_uid="new"))
 
     assert (len(again), again[-1].sequence) == (GONE_MAX, 9)
     assert (len(more), more[0].node_uid, more[-1].node_uid) == (GONE_MAX, "u1", "new")

@@ -7,7 +7,14 @@ import msgspec
 import pytest
 
 from atoll.api.node_status import GoneMachine, GpuNodeStatus
-from atoll.cluster.machine_life import MACHINE_LIFE, OUT_OF_SERVICE, MachineFacts, MachinePhase, phase_of, word_on
+from atoll.cluster.machine_life import (
+    MACHINE_LIFE,
+    OUT_OF_SERVICE,
+    MachineFacts,
+    MachinePhase,
+    declaration_on,
+    phase_of,
+)
 from atoll.cluster.objects import Node
 from tests.builders import report_json
 
@@ -112,7 +119,7 @@ def test_when_a_word_counts(name: str) -> None:
     """A word counts for one machine and until something contradicts it; then for ever no more."""
     facts, uid, counts = WORDS[name]
 
-    found = word_on(uid, facts)
+    found = declaration_on(uid, facts)
 
     assert (found is not None) == counts
     assert found is None or found.by in {"jane", f"taint {OUT_OF_SERVICE}"}

@@ -7,10 +7,10 @@ import pytest
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
-from atoll.cluster.gangs.kueue_topology import TopologyWish
+from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest
 from atoll.cluster.gangs.sizes import size_of
 from atoll.cluster.objects import OwnerReference, Pod
-from controllers.gangs.creation import assumption, gang_body, owner_of, pod_sets_of, wishes_of
+from controllers.gangs.creation import assumption, gang_body, kueue_requests_of, owner_of, pod_sets_of
 from tests.builders import make_pod
 
 JOBSET = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -126,7 +126,7 @@ MADE: dict[str, tuple[list[Pod], Any]] = {
 def test_each_pod_set_keeps_what_its_kueue_annotations_ask(case: str) -> None:
     """One wish per pod set; none is spread over the others, and none is lost because others do not ask."""
     members, want = MADE[case]
-    wishes = wishes_of(members)
+    wishes = kueue_requests_of(members)
     assert not isinstance(wishes, str)
     sets = pod_sets_of(members, len(members))
     assert sets is not None
@@ -160,7 +160,7 @@ UNCLEAR: dict[str, tuple[list[Pod], str]] = {
 def test_annotations_that_cannot_be_kept_make_no_gang_and_are_told(case: str) -> None:
     """Nobody guesses which of two wishes was meant."""
     members, told = UNCLEAR[case]
-    wishes = wishes_of(members)
+    wishes = kueue_requests_of(members)
     assert isinstance(wishes, str)
     assert told in wishes
 
@@ -168,8 +168,8 @@ def test_annotations_that_cannot_be_kept_make_no_gang_and_are_told(case: str) ->
 def test_what_is_assumed_of_pod_sets_that_do_not_ask_is_told() -> None:
     """A leader's rack is not the workers' rack, and nobody has to find that out by looking; of a group it is."""
     leader, workers = asking("l", "leader", required_topology=RACK), asking("w", "workers")
-    wishes = wishes_of([leader, workers])
-    grouped = wishes_of(
+    wishes = kueue_requests_of([leader, workers])
+    grouped = kueue_requests_of(
         [asking("l", "leader", group_name="g"), asking("w", "w", group_name="g", required_topology=RACK)]
     )
     assert not isinstance(wishes, str)
@@ -187,4 +187,4 @@ def test_pods_that_kueue_manages_keep_its_choice(mark: str) -> None:
     plain = asking("a", "", required_topology=RACK)
     managed = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels={mark: "true"}))
 
-    assert wishes_of([managed]) == {"pods": TopologyWish()}
+    assert kueue_requests_of([managed]) == {"pods": KueueTopologyRequest()}

@@ -10,7 +10,7 @@ import pytest
 
 from agent.evidence import EvidenceReading
 from agent.identities import LeaseLookup, assign
-from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
+from agent.report import ReportContext, build_report, inventory_of, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatusReport, PodEvidence
 from atoll.cluster.allocations import Allocation
@@ -60,7 +60,7 @@ class PlayedMachine:
         context = ReportContext(
             "1", f"{self.name}-{self.boot}", self.uid, str(self.server.version), "2026-01-31T12:00:00.000000Z"
         )
-        known = stock_of(self.report, reading, context).ids
+        known = inventory_of(self.report, reading, context).ids
         leases: dict[int, str | None] = {}
         while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
             leases |= {device_id: self._lease(device_id) for device_id in step.ids}

@@ -22,7 +22,7 @@ def wait_for(status: GpuGangStatus, reason: str, message: str, now_seconds: floa
     return in_phase(fail(status, names.CONDITION_ADMITTED, reason, message, now_seconds), "Waiting")
 
 
-def let_go(status: GpuGangStatus, admission: str, message: str, now_seconds: float) -> GpuGangStatus:
+def open_admission(status: GpuGangStatus, admission: str, message: str, now_seconds: float) -> GpuGangStatus:
     """Return the status of a gang whose members are, or were, ungated in the admission with that id."""
     status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
     status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)

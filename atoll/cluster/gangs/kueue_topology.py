@@ -1,7 +1,7 @@
 """Topology requests in Kueue's annotations, for pods that Kueue does not place itself.
 
-Returns a frozen TopologyWish per member, or the problem as text. A GpuGang that is created for pods takes over the
-request; an existing GpuGang must not contradict it.
+Returns a frozen KueueTopologyRequest per member, or the problem as text. A GpuGang that is created for pods takes over
+the request; an existing GpuGang must not contradict it.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ SLICE_SIZE: Final = f"{PREFIX}slice-size"
 GROUP: Final = f"{PREFIX}group-name"
 LEVELS: Final = (f"{PREFIX}required-topology", f"{PREFIX}preferred-topology", SLICE_LEVEL)
 """Annotations whose value is a topology level."""
-WISHES: Final = (*MODES, SLICE_LEVEL, SLICE_SIZE, GROUP)
+KUEUE_ANNOTATIONS: Final = (*MODES, SLICE_LEVEL, SLICE_SIZE, GROUP)
 """Annotations of a pod that request a topology for its pod set."""
 _MANAGED: Final = ("kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset")
 _WORKLOAD: Final = "kueue.x-k8s.io/workload"
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyWish:
+class KueueTopologyRequest:
     """The topology and group that the pods of a pod set ask for; None and empty if they ask for none."""
 
     topology: GangTopologyRequest | None = None
@@ -50,18 +50,18 @@ def is_placed_by_kueue(pod: Pod) -> bool:
     )
 
 
-def wish_of(pod: Pod) -> TopologyWish | str:
+def kueue_request_of(pod: Pod) -> KueueTopologyRequest | str:
     """Return the pod's topology request, or the problem with its annotations."""
-    asked = {key: value for key in WISHES if (value := pod.metadata.annotations.get(key)) is not None}
+    asked = {key: value for key in KUEUE_ANNOTATIONS if (value := pod.metadata.annotations.get(key)) is not None}
     if not asked or is_placed_by_kueue(pod):
-        return TopologyWish()
+        return KueueTopologyRequest()
     modes = [key for key in MODES if key in asked and not (MODES[key] == "unconstrained" and asked[key] != "true")]
     if len(modes) > 1:
         return f"annotations {modes[0]} and {modes[1]} contradict each other; keep one"
     if (SLICE_LEVEL in asked) != (SLICE_SIZE in asked):
         return f"annotations {SLICE_LEVEL} and {SLICE_SIZE} belong together; set both or neither"
     try:
-        return TopologyWish(_topology(asked, modes), asked.get(GROUP, ""))
+        return KueueTopologyRequest(_topology(asked, modes), asked.get(GROUP, ""))
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)
         return f"annotations {', '.join(sorted(asked))} cannot be read: {first['msg'][:200]}"
@@ -69,14 +69,14 @@ def wish_of(pod: Pod) -> TopologyWish | str:
 
 def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
     """Return how the pod's annotations differ from its pod set in the GpuGang; empty if they agree."""
-    wish = wish_of(pod)
+    wish = kueue_request_of(pod)
     if isinstance(wish, str):
         return f"pod {pod.metadata.name}: {wish}"
     pod_set = next((one for one in spec.pod_sets if one.name == name), None)
-    if pod_set is None or wish == TopologyWish():
+    if pod_set is None or wish == KueueTopologyRequest():
         return ""
     alone = spec.topology if len(spec.pod_sets) == 1 else None
-    said = TopologyWish(spec.topology_of(pod_set) or alone, pod_set.group or "")
+    said = KueueTopologyRequest(spec.topology_of(pod_set) or alone, pod_set.group or "")
     if _placed_alike(wish, said, is_led=pod_set.group is not None and pod_set.count == 1):
         return ""
     return (
@@ -85,7 +85,7 @@ def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
     )
 
 
-def words(wish: TopologyWish) -> str:
+def words(wish: KueueTopologyRequest) -> str:
     """Return a wish as short text: required example.com/rack, slices of 4 at kubernetes.io/hostname, group a."""
     asked = wish.topology
     parts = [f"{asked.mode.value} {asked.level or ''}".strip()] if asked is not None else ["no topology"]
@@ -108,7 +108,7 @@ def _topology(asked: Mapping[str, str], modes: list[str]) -> GangTopologyRequest
     )
 
 
-def _placed_alike(wish: TopologyWish, said: TopologyWish, *, is_led: bool) -> bool:
+def _placed_alike(wish: KueueTopologyRequest, said: KueueTopologyRequest, *, is_led: bool) -> bool:
     """Return whether the GpuGang says at least what the annotations ask for. A leader has no slices."""
     asked, known = wish.topology, said.topology
     if wish.group not in ("", said.group):

@@ -26,8 +26,8 @@ from atoll.cluster.gangs.gang_status import (
     close_admission,
     fail,
     in_phase,
-    let_go,
     meet,
+    open_admission,
     wait_for,
     with_quorum,
     with_readiness,
@@ -378,7 +378,7 @@ def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGang
     known = Counter(admission_of(member) for member in running).items()
     admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
     message = "members that already run were taken over"
-    return let_go(status, admission, message, now_seconds)
+    return open_admission(status, admission, message, now_seconds)
 
 
 def admit(
@@ -395,7 +395,7 @@ def admit(
     status = status.model_copy(
         update={"admissions": status.admissions + 1, "succeeded": of_owners(status.succeeded, owners)}
     )
-    return let_go(status, admission, message, now_seconds)
+    return open_admission(status, admission, message, now_seconds)
 
 
 def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGangStatus:
