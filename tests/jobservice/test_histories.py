@@ -30,7 +30,7 @@ from tests.jobservice.made import new_job
 from tests.jobservice.world import Faults, JobWorld, ServiceKilled, ServiceProcess
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "200"))
-BATCHES = 20
+BATCHES = 8
 TICKS = 25
 REST_TICKS = 60
 FATES = ("", "", "", "OOMKilled", "Error")
