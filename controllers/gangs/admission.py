@@ -32,7 +32,7 @@ from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, KubeError, NotFound
+from atoll.kube.errors import Conflict, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
@@ -47,6 +47,8 @@ BLIND_SECONDS = 5.0
 TRIES_MAX = 64
 """Gangs tried in one round; the next round continues with those that waited longest."""
 CUT_SECONDS = 0.05
+FENCE_SECONDS = 1.0
+FENCE_TRIES_MAX = 30
 EVENT_SECONDS = 60.0
 ORDER_SECONDS = 10.0
 """How long an order of all waiting gangs is good enough for an event."""
@@ -229,7 +231,10 @@ class AdmissionReconciler:
             members=[assignment.member for assignment in assignments],
         )
         status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
-        await self._write(view, status)
+        try:
+            await self._write(view, status)
+        except (Unanswered, ServerError) as error:
+            return await self._fence(view, status.admission, error)
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
@@ -238,6 +243,18 @@ class AdmissionReconciler:
         if all(self._is_here(assignment) for assignment in assignments):
             await self._ungate(assignments, status.admission)
         return None
+
+    async def _fence(self, view: GangView, admission: str, error: KubeError) -> NoPlacement:
+        """Move the gang's version after an admission without an answer, before its Leases are taken back: a write that
+        arrives late then fails, instead of admitting a gang that holds nothing. Raises Conflict where it has arrived,
+        and KubeError where the API server takes no write for long."""
+        answer = NoPlacement(Verdict.BUSY, f"admission {admission} was not confirmed: {error}", "AdmissionUndone")
+        for _ in range(FENCE_TRIES_MAX):
+            try:
+                return await self._wait(view, answer)
+            except (Unanswered, ServerError):
+                await self._context.clock.sleep(FENCE_SECONDS)
+        return await self._wait(view, answer)
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
         """Whether the member still exists; where one is gone, the gang's own loop decides."""

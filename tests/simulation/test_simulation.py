@@ -54,6 +54,14 @@ def test_simulation_bites(guard: str) -> None:
     assert ": promise " in run.stdout
 
 
+@pytest.mark.parametrize("seed", [2152, 2836])
+def test_an_admission_that_arrives_late_admits_nobody(seed: int) -> None:
+    """Its answer was lost and its Leases were taken back; then the status arrives, and one of the Leases."""
+    run = simulate("--histories", "1", "--seed", str(seed), "--workers", "1")
+
+    assert run.returncode == 0, run.stdout[-4000:]
+
+
 def test_seed_replays_exactly() -> None:
     """The same seed tells the same story, write by write."""
     first, second = (simulate("--histories", "1", "--seed", "77", "--workers", "1", "--tell").stdout for _ in range(2))
