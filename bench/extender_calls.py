@@ -62,6 +62,9 @@ class StillMirror:
     def claim(self, _namespace: str, _name: str) -> None:
         """No claims: pods ask by the bare resource."""
 
+    def reservation_of(self, _pod: object) -> None:
+        """Return no reservation: pods name none."""
+
 
 class NoBinder:
     """A binder that binds nothing."""
