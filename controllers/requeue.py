@@ -245,15 +245,18 @@ class RequeueReconciler:
         self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[NodeCapacity], plan: WakePlan, now: float
     ) -> None:
         """Record what is missing, per pod at most once a minute, and only some in each pass."""
-        without_room = set(plan.without_room)
+        rested = {
+            uid for uid in plan.without_room if now - self._recorded_at.get(uid, now - EVENT_SECONDS) >= EVENT_SECONDS
+        }
+        unseen = self._changes.unseen() if rested else ()
         for pod, request in waiting:
             uid = pod.metadata.uid
-            if uid not in without_room or now - self._recorded_at.get(uid, now - EVENT_SECONDS) < EVENT_SECONDS:
+            if uid not in rested:
                 continue
             if not self._event_bucket.try_take():
                 return
             self._recorded_at[uid] = now
-            note = waiting_note(pod, request, rooms, self._changes.unseen())
+            note = waiting_note(pod, request, rooms, unseen)
             self._context.events.record(pod_reference(pod), reason=names.REASON_WAITING, note=note, action="Wait")
 
     def _observe_pod(self, change: Change[Any]) -> bool:

@@ -179,12 +179,9 @@ class Fleet:
 
     def with_node_costs(self, keys: Floats, rows: Ints, states: Ints, ask: DeviceRequest, demand: Demand) -> Floats:
         """Add to the keys what weighs nodes against each other, as `topology.scores` tells it: the price of one more
-        pod, RESERVE on the last whole machines of a shape of up to eight devices, and WEAKER on machines that are
-        weaker than others of their class. Return them."""
+        pod, and RESERVE on the last whole machines of a shape of up to eight devices. Return them."""
         if ask.policy is Policy.SPREAD:
             return keys
-        for shape, share in self._weak.items() if needs_links(ask) else ():
-            keys[self._is_of(states, shape)] += WEAKER * (1 + share)
         if len(self._spare_floats) < len(rows):
             self._spare_floats = np.empty(len(rows))
         keys += np.take(self._emptying, rows, out=self._spare_floats[: len(rows)], mode="clip")
@@ -192,13 +189,6 @@ class Fleet:
             if reserves(shape.machine, ask, demand):
                 keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
         return keys
-
-    def _is_of(self, states: Ints, shape: NodeShape) -> npt.NDArray[np.bool_]:
-        """Return which of the states are of the shape."""
-        first = self._blocks.get(shape)
-        if first is not None:
-            return (states >= first) & (states < first + (1 << shape.machine.count))
-        return np.isin(states, [state for cell, state in self._singles.items() if cell.shape is shape])
 
     def pick(self, rows: Ints, keys: Floats, states: Ints, asked: Request, demand: Demand, *, cpu_milli: int) -> str:
         """Return the name of the best node of these rows, of which one at least has a finite key.
@@ -294,7 +284,10 @@ class Fleet:
             if not many:
                 del self._many_whole[one.shape]
         if is_new or (left is not None and left not in self._many_whole):
-            self._weak = weaknesses(self._many_whole)
+            weak = weaknesses(self._many_whole)
+            if weak != self._weak:
+                self._weak = weak
+                self._keys.clear()
 
     def _add(self, name: str) -> int:
         self._ranks = None
@@ -364,7 +357,8 @@ class Fleet:
         return known
 
     def _learn(self, known: Floats, states: Ints, request: Request, demand: Demand) -> None:
-        """Compute the keys of these states: whole blocks at once, others by what occurs."""
+        """Compute the keys of these states: whole blocks at once, others by what occurs. WEAKER is part of the key of a
+        machine that is weaker than others of its class, for requests that need links."""
         wanted: dict[NodeShape, dict[int, int]] = {}
         for index in np.unique(np.searchsorted(self._firsts, states, side="right") - 1).tolist():
             shape, free = self._entries[index]
@@ -372,4 +366,7 @@ class Fleet:
             masks = range(1 << shape.machine.count) if free is None else (free,)
             wanted.setdefault(shape, {}).update((first + offset, mask) for offset, mask in enumerate(masks))
         for shape, masks_by_state in wanted.items():
-            known[list(masks_by_state)] = keys_of(shape, list(masks_by_state.values()), request, demand)
+            keys = keys_of(shape, list(masks_by_state.values()), request, demand)
+            if shape in self._weak and needs_links(request.ask):
+                keys = keys + WEAKER * (1 + self._weak[shape])
+            known[list(masks_by_state)] = keys

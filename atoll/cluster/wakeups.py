@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from atoll.api import names
 from atoll.cluster import pods
@@ -244,7 +245,7 @@ def waiting_note(pod: Pod, request: Request, rooms: Sequence[NodeCapacity], unse
     """
     missing = ", ".join(f"{count} {reason}" for reason, count in missing_for(pod, request, rooms)) or "no report"
     known = (NodeFacts(room.node, room.devices, room.free) for room in rooms)
-    verdict, facts = pod_verdict(pod, request, (*known, *unseen))
+    verdict, facts = pod_verdict(pod, request, chain(known, unseen))
     sentence = {
         Verdict.NEVER: f"fits no machine of the {len(rooms)} here, not even an empty one",
         Verdict.UNKNOWN: f"fits no machine of {len(rooms)} as they are now, and may fit when {listed(facts, 'or')}",
