@@ -21,7 +21,7 @@ from atoll.api.node_status import GONE_MAX, GoneMachine, GpuNodeStatus
 from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease, parse_lease
-from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, is_ready, phase_of
+from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, kubelet_answers, phase_of
 from atoll.cluster.objects import Lease, Node, decode_lease, decode_node
 from atoll.cluster.reports import silence_seconds_max
 from atoll.kube import patches, paths
@@ -129,7 +129,7 @@ def declaration_of(
             f"no machine of that name had the uid {node_uid}; known: {', '.join(sorted(known)) or 'none'}"
         )
     is_its_node = facts.node is not None and facts.node.metadata.uid == node_uid
-    if is_its_node and is_ready(facts.node):
+    if is_its_node and kubelet_answers(facts.node):
         raise DeclarationRefused("its kubelet answers: the Node is Ready")
     is_its_report = report is not None and report.node_uid == node_uid
     if is_its_report and facts.is_heard:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.pods import holder_of
@@ -47,6 +48,30 @@ async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> bool:
     except (NotFound, Conflict):
         return False
     return True
+
+
+async def try_evict(context: Context, pod: Pod, why: str, **facts: object) -> float | None:
+    """Evict the pod, and log why with these facts. Return when to ask again where a disruption budget refuses it,
+    None where nothing is left to do. Raises KubeError."""
+    holder, uid = str(holder_of(pod)), pod.metadata.uid
+    try:
+        is_evicted = await evict(context.api, pod)
+    except EvictionRefused as error:
+        log.info("Cannot evict a pod yet", pod=holder, uid=uid, err=str(error))
+        return error.retry_after_seconds
+    if is_evicted:
+        context.metrics.pods_evicted.inc()
+        log.warning("Evicted a pod", pod=holder, uid=uid, why=why, **facts)
+    return None
+
+
+async def read_report(api: Api, node: str) -> GpuNodeStatus | None:
+    """Read a node's report, None without one. Read it after the pod: a bind may have used a newer one than the mirror
+    has."""
+    try:
+        return GpuNodeStatus.model_validate_json(await api.get(paths.gpunodestatuses(node)))
+    except NotFound:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

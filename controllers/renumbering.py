@@ -8,22 +8,17 @@ are pod uids.
 from collections.abc import Iterable
 from typing import Any
 
-import structlog
-
 from atoll.api import names
-from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.machines import node_devices
 from atoll.cluster.objects import Pod
+from atoll.cluster.occupants import pods_by_node
 from atoll.cluster.renumbering import StaleContainer, stale_containers
-from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import NotFound
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
-from controllers.pod_calls import EvictionRefused, evict, look_up
-
-log = structlog.get_logger(__name__)
+from controllers.pod_calls import look_up, read_report, try_evict
 
 
 class RenumberingReconciler:
@@ -45,9 +40,7 @@ class RenumberingReconciler:
             return () if was_bound or ledger.allocation_of(uid) is None else (uid,)
         if kind is not WatchedKind.REPORT or _numbers(change.old) == _numbers(change.object):
             return ()
-        node = change.object.metadata.name
-        allocations = ((uid, ledger.allocation_of(uid)) for uid in ledger.pods)
-        return tuple(uid for uid, held in allocations if held is not None and held.node == node)
+        return tuple(pod.metadata.uid for pod in pods_by_node(ledger).get(change.object.metadata.name, ()))
 
     def all_keys(self) -> Iterable[str]:
         """Return every pod whose numbers are wrong by what the mirror holds."""
@@ -61,22 +54,15 @@ class RenumberingReconciler:
         lookup = await look_up(self._context.api, pods.holder_of(pod))
         if lookup.pod is None or lookup.pod.metadata.deletion_timestamp is not None:
             return None
-        stale = stale_containers(lookup.pod, await self._live_devices(lookup.pod.spec.node_name))
+        report = await read_report(self._context.api, lookup.pod.spec.node_name)
+        found = node_devices(report) if report is not None else None
+        stale = stale_containers(lookup.pod, found.devices if found is not None else ())
         return await self._evict(lookup.pod, stale) if stale else None
 
     def _seems_stale(self, pod: Pod) -> bool:
         report = self._context.mirror.ledger.nodes.get(pod.spec.node_name)
         is_ending = pod.metadata.deletion_timestamp is not None
         return report is not None and not is_ending and bool(stale_containers(pod, report.devices))
-
-    async def _live_devices(self, node: str) -> tuple[Device, ...]:
-        """Read the report after the pod: a bind may have used a newer one than the mirror has."""
-        try:
-            answer = await self._context.api.get(paths.gpunodestatuses(node))
-        except NotFound:
-            return ()
-        found = node_devices(GpuNodeStatus.model_validate_json(answer))
-        return found.devices if found is not None else ()
 
     async def _evict(self, pod: Pod, stale: tuple[StaleContainer, ...]) -> float | None:
         self._context.events.record(
@@ -86,21 +72,7 @@ class RenumberingReconciler:
             action="Evict",
             type="Warning",
         )
-        try:
-            is_evicted = await evict(self._context.api, pod)
-        except EvictionRefused as error:
-            log.info("May not evict yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
-            return error.retry_after_seconds
-        if not is_evicted:
-            return None
-        self._context.metrics.pods_evicted.inc()
-        log.warning(
-            "Evicted a pod with wrong numbers",
-            pod=str(pods.holder_of(pod)),
-            uid=pod.metadata.uid,
-            stale=[str(one) for one in stale],
-        )
-        return None
+        return await try_evict(self._context, pod, "its GPUs have other numbers", stale=[str(one) for one in stale])
 
 
 def _numbers(status: GpuNodeStatus | None) -> dict[str, int]:

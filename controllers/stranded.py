@@ -14,13 +14,12 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
+from atoll.cluster.occupants import pods_by_node
 from atoll.cluster.stranded import gone_gpus, runs_on
-from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import NotFound
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, node_reference, pod_reference
-from controllers.pod_calls import EvictionRefused, evict, look_up
+from controllers.pod_calls import look_up, read_report, try_evict
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +45,7 @@ class StrandedReconciler:
             return (uid,) if ledger.allocation_of(uid) is not None and self._seems_stranded(uid) else ()
         if kind is not WatchedKind.REPORT or _uuids(change.old) == _uuids(change.object):
             return ()
-        node = change.object.metadata.name
-        allocations = ((uid, ledger.allocation_of(uid)) for uid in ledger.pods)
-        return tuple(uid for uid, held in allocations if held is not None and held.node == node)
+        return tuple(pod.metadata.uid for pod in pods_by_node(ledger).get(change.object.metadata.name, ()))
 
     def all_keys(self) -> Iterable[str]:
         """Return every pod that the mirror shows as stranded."""
@@ -64,12 +61,12 @@ class StrandedReconciler:
         live = (await look_up(self._context.api, pods.holder_of(pod))).pod
         if live is None or live.metadata.deletion_timestamp is not None:
             return None
-        gone = gone_gpus(live, await self._live_report(live.spec.node_name))
+        gone = gone_gpus(live, await read_report(self._context.api, live.spec.node_name))
         if not gone:
             return None
         will_evict = self._evicts and not runs_on(live)
         self._tell(live, gone, will_evict=will_evict)
-        return await self._evict(live) if will_evict else None
+        return await try_evict(self._context, live, "its GPUs are gone") if will_evict else None
 
     def _seems_stranded(self, uid: str) -> bool:
         mirror = self._context.mirror
@@ -77,13 +74,6 @@ class StrandedReconciler:
         if pod is None or pod.metadata.deletion_timestamp is not None or pod.spec.node_name not in mirror.ledger.nodes:
             return False
         return bool(gone_gpus(pod, mirror.reports.get(pod.spec.node_name)))
-
-    async def _live_report(self, node: str) -> GpuNodeStatus | None:
-        """Read the report, after the pod: a bind may have used a newer one than the mirror has."""
-        try:
-            return GpuNodeStatus.model_validate_json(await self._context.api.get(paths.gpunodestatuses(node)))
-        except NotFound:
-            return None
 
     def _tell(self, pod: Pod, gone: tuple[str, ...], *, will_evict: bool) -> None:
         uid, node = pod.metadata.uid, pod.spec.node_name
@@ -97,17 +87,6 @@ class StrandedReconciler:
             self._context.events.record(
                 reference, reason=names.REASON_GPUS_GONE, note=note, action="Evict", type="Warning"
             )
-
-    async def _evict(self, pod: Pod) -> float | None:
-        try:
-            is_evicted = await evict(self._context.api, pod)
-        except EvictionRefused as error:
-            log.info("Cannot evict a pod yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
-            return error.retry_after_seconds
-        if is_evicted:
-            self._context.metrics.pods_evicted.inc()
-            log.warning("Evicted a pod whose GPUs are gone", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid)
-        return None
 
 
 def _uuids(status: GpuNodeStatus | None) -> frozenset[str]:

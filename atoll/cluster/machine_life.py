@@ -108,7 +108,7 @@ def declaration_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
     report = status.status if status is not None else None
     is_its_own = report is not None and report.node_uid == node_uid
     is_its_node = node is not None and node.metadata.uid == node_uid
-    if (is_its_node and is_ready(node)) or (is_its_own and facts.is_heard):
+    if (is_its_node and kubelet_answers(node)) or (is_its_own and facts.is_heard):
         return None
     words = status.spec.gone if status is not None else ()
     sequence = report.evidence.sequence if report is not None and is_its_own else 0
@@ -118,8 +118,8 @@ def declaration_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
     return said
 
 
-def is_ready(node: Node | None) -> bool:
-    """Return whether the Node is Ready: a kubelet answers for it, as far as Kubernetes knows."""
+def kubelet_answers(node: Node | None) -> bool:
+    """Return whether the Node says True of Ready; `host_fit.is_ready` also takes a Node that says nothing for ready."""
     return node is not None and any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
 
 
