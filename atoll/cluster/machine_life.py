@@ -15,6 +15,7 @@ from typing import Final
 
 from atoll.api import names
 from atoll.api.node_status import GoneMachine, GpuNodeStatus
+from atoll.cluster.driver_hold import release_reason
 from atoll.cluster.objects import Node
 from atoll.cluster.reports import reason_of_the_past
 
@@ -28,6 +29,7 @@ class MachinePhase(StrEnum):
     JOINING = "joining"
     WORKING = "working"
     CORDONED = "cordoned"
+    DRIVER_RELEASED = "driver released"
     SILENT = "silent"
     REBOOTED = "rebooted"
     REPLACED = "replaced"
@@ -49,14 +51,21 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
     MachinePhase.JOINING: PhaseRules("none yet; nothing is placed", "kept", "the first report of its agent"),
     MachinePhase.WORKING: PhaseRules("counts", "freed on proof", "an event below"),
     MachinePhase.CORDONED: PhaseRules("counts; kube-scheduler places nothing", "freed on proof", "`kubectl uncordon`"),
+    MachinePhase.DRIVER_RELEASED: PhaseRules(
+        "its cards are unknown; nothing is placed; AtollDriverReleased after 2 hours",
+        "freed on proof",
+        "the label `gpu.scheduling/driver-hold` is removed, or the operator's upgrade ends",
+    ),
     MachinePhase.SILENT: PhaseRules(
         "kept; nothing is placed; AtollNodesSilent after 10 minutes", "kept, in doubt", "its agent's next heartbeat"
     ),
     MachinePhase.REBOOTED: PhaseRules(
-        "of the boot before; nothing is placed", "kept", "a report of this boot: cards that are gone leave it"
+        "of the boot before; nothing is placed; AtollReportsOld after 10 minutes",
+        "kept",
+        "a report of this boot: cards that are gone leave it",
     ),
     MachinePhase.REPLACED: PhaseRules(
-        "of an earlier Node; nothing is placed",
+        "of an earlier Node; nothing is placed; AtollReportsOld after 10 minutes",
         "kept, in doubt, unless a card or the boot shows that it is the same machine",
         "a report of this Node; `atoll node release` for the machine that was",
     ),
@@ -68,7 +77,9 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
         "kept, in doubt",
         "its Node comes back; `atoll node forget`",
     ),
-    MachinePhase.UNKNOWN: PhaseRules("none, no heartbeat, no Node", "kept, in doubt", "`atoll node forget`"),
+    MachinePhase.UNKNOWN: PhaseRules(
+        "none, no heartbeat, no Node; AtollMachinesGone after 2 hours", "kept, in doubt", "`atoll node forget`"
+    ),
 }
 
 
@@ -98,6 +109,8 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
         return past[why]
     if not facts.is_heard:
         return MachinePhase.SILENT
+    if release_reason(node):
+        return MachinePhase.DRIVER_RELEASED
     return MachinePhase.CORDONED if node.spec.unschedulable else MachinePhase.WORKING
 
 
