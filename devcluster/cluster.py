@@ -120,6 +120,16 @@ class DevCluster:
             raise ClusterStateError(_not_running(name))
         return cls(state.read_record(folder), launched=None)
 
+    def restart_control_plane(self, between: Callable[[], object]) -> None:
+        """Kill controller manager, API server and etcd, call `between`, and start them again; wait until the API server
+        is ready. kube-scheduler and kubelets are left alone."""
+        for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
+            self._kill(name)
+        between()
+        self._authority = control_plane.authority(self.layout)
+        self.api.reload()
+        self._start_control_plane()
+
     def stop(self) -> None:
         """Stop the cluster and remove all its files; does nothing if it has ended already."""
         with contextlib.suppress(ControlError):
@@ -349,17 +359,20 @@ class DevCluster:
     def _start_parts(self, nodes: Sequence[DevNodeSpec], *, report: Report) -> None:
         """Start control plane and nodes in parallel: a node's containerd and images need no API server."""
         self.shared_dir.mkdir(exist_ok=True)
-        self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
-        self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
         with ThreadPoolExecutor(max_workers=1) as pool:
             prepared = pool.submit(
                 self._fleet.prepare, nodes, binaries=self._binaries, authority=self._authority, report=report
             )
-            self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
-            self._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
+            self._start_control_plane()
             self._fleet.start_kubelets(prepared.result(), binaries=self._binaries)
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self._wait(lambda: self.api.get(account), what="the default account", process="kube-controller-manager")
+
+    def _start_control_plane(self) -> None:
+        self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
+        self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
+        self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
+        self._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
 
     def _start_controller_manager(self, *, node_grace_seconds: int) -> None:
         command = control_plane.controller_manager_command(

@@ -56,6 +56,11 @@ class Layout:
         return self.folder / "logs"
 
     @property
+    def etcd(self) -> Path:
+        """Data of etcd."""
+        return self.folder / "etcd"
+
+    @property
     def audit_policy(self) -> Path:
         """Audit policy of the API server; the file is missing if auditing is off."""
         return self.folder / "audit-policy.yaml"
@@ -85,7 +90,10 @@ def authority(layout: Layout) -> CertificateAuthority:
 
 
 def write_identities(layout: Layout, *, port: int) -> None:
-    """Write certificates and kubeconfigs of the control plane; the administrator's also works from the host."""
+    """Write certificates and kubeconfigs of the control plane; the administrator's also works from the host.
+
+    Called again, it keeps the key that signs tokens: issued tokens stay valid.
+    """
     signer = authority(layout)
     server = Subject(
         "kube-apiserver",
@@ -94,7 +102,8 @@ def write_identities(layout: Layout, *, port: int) -> None:
     )
     signer.issue("apiserver", server)
     signer.issue("apiserver-kubelet-client", Subject("kube-apiserver-kubelet-client", "system:masters"))
-    write_signing_key(layout.pki / "service-accounts.key")
+    if not (layout.pki / "service-accounts.key").exists():
+        write_signing_key(layout.pki / "service-accounts.key")
     for component in ("kube-scheduler", "kube-controller-manager"):
         pair = signer.issue(component, Subject(f"system:{component}"))
         write_inside(layout, signer, name=component, client=pair)
@@ -122,7 +131,7 @@ def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
     """Command line of etcd without fsync: faster, but data does not survive a crash of the machine."""
     return [
         str(binaries["etcd"]),
-        f"--data-dir={layout.folder / 'etcd'}",
+        f"--data-dir={layout.etcd}",
         "--unsafe-no-fsync",
         f"--listen-client-urls={_ETCD}",
         f"--advertise-client-urls={_ETCD}",

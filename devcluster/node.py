@@ -148,10 +148,7 @@ class NodeFiles:
         """Write configuration and identity of the node."""
         for name in ("kubelet", "scratch", "containerd", "cni", "manifests", "gpu"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        name, ip = self.record.name, address(self.record.number)
-        client = authority.issue(f"kubelet-{name}", Subject(f"system:node:{name}", "system:nodes"))
-        authority.issue(f"kubelet-server-{name}", Subject(f"system:node:{name}", None, (name,), (ip, "127.0.0.1")))
-        write_inside(self.layout, authority, name=f"kubelet-{name}", client=client)
+        self.write_identity(authority)
         runtimes = self._write_runtimes(binaries, runc=system.runc)
         plugins = binaries["bridge"].parent
         contents = {
@@ -164,6 +161,13 @@ class NodeFiles:
         }
         for file, content in contents.items():
             (self.folder / file).write_text(content)
+
+    def write_identity(self, authority: CertificateAuthority) -> None:
+        """Write certificates and kubeconfig of the node's kubelet."""
+        name, ip = self.record.name, address(self.record.number)
+        client = authority.issue(f"kubelet-{name}", Subject(f"system:node:{name}", "system:nodes"))
+        authority.issue(f"kubelet-server-{name}", Subject(f"system:node:{name}", None, (name,), (ip, "127.0.0.1")))
+        write_inside(self.layout, authority, name=f"kubelet-{name}", client=client)
 
     def _write_runtimes(self, binaries: Binaries, *, runc: Path) -> dict[str, Path]:
         """Write the runtimes; return the program of each of containerd's handlers, default first."""
