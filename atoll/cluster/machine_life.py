@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api import names
-from atoll.api.node_status import GoneMachine, GpuNodeStatus
+from atoll.api.node_status import GoneMachine, GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster.driver_hold import release_reason
 from atoll.cluster.objects import Node
 from atoll.cluster.reports import reason_of_the_past
@@ -117,23 +117,40 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
 def declaration_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
     """Return the valid declaration that the machine with this Node's uid is gone for good; None if there is none, or
     something contradicts it."""
-    node, status = facts.node, facts.status
-    report = status.status if status is not None else None
-    is_its_own = report is not None and report.node_uid == node_uid
-    is_its_node = node is not None and node.metadata.uid == node_uid
-    if (is_its_node and kubelet_answers(node)) or (is_its_own and facts.is_heard):
+    if sign_of_life(node_uid, facts):
         return None
-    words = status.spec.gone if status is not None else ()
-    sequence = report.evidence.sequence if report is not None and is_its_own else 0
-    said = next((word for word in words if word.node_uid == node_uid and word.sequence >= sequence), None)
-    if said is None and is_its_node and node is not None and is_out_of_service(node):
+    node, status = facts.node, facts.status
+    sequence = sequence_of(node_uid, facts)
+    declarations = status.spec.gone if status is not None else ()
+    found = next((one for one in declarations if one.node_uid == node_uid and one.sequence >= sequence), None)
+    if found is None and node is not None and node.metadata.uid == node_uid and is_out_of_service(node):
         return GoneMachine(node_uid=node_uid, by=f"taint {OUT_OF_SERVICE}", reason="out of service")
-    return said
+    return found
 
 
-def kubelet_answers(node: Node | None) -> bool:
+def sign_of_life(node_uid: str, facts: MachineFacts) -> str:
+    """Return what shows that the machine with this Node's uid is not gone; empty if nothing does."""
+    if facts.node is not None and facts.node.metadata.uid == node_uid and _kubelet_answers(facts.node):
+        return "its kubelet answers: the Node is Ready"
+    if facts.is_heard and _report_of(node_uid, facts) is not None:
+        return "its agent is alive: the heartbeat is fresh"
+    return ""
+
+
+def sequence_of(node_uid: str, facts: MachineFacts) -> int:
+    """Return the sequence of the last report of the machine with this Node's uid; 0 without one."""
+    report = _report_of(node_uid, facts)
+    return report.evidence.sequence if report is not None else 0
+
+
+def _report_of(node_uid: str, facts: MachineFacts) -> GpuNodeStatusReport | None:
+    report = facts.status.status if facts.status is not None else None
+    return report if report is not None and report.node_uid == node_uid else None
+
+
+def _kubelet_answers(node: Node) -> bool:
     """Return whether the Node says True of Ready; `host_fit.is_ready` also takes a Node that says nothing for ready."""
-    return node is not None and any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
+    return any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
 
 
 def is_out_of_service(node: Node) -> bool:
