@@ -39,7 +39,10 @@ class MachineDeclarations:
         self._renewals: dict[str, tuple[str | None, float]] = {}
 
     def is_heard(self, node: str) -> bool:
-        """Return whether the agent may be alive: its heartbeat changed in time, or we have not watched long enough."""
+        """Return whether the agent may be alive: its heartbeat changed in time, or we have not watched long enough.
+
+        Stricter than the ledger's `is_stale`, which trusts the API servers' clocks about the time before this process
+        started. An error there delays a placement; here it would free GPUs that are in use."""
         return self.silent_in_seconds(node) > 0
 
     def silent_in_seconds(self, node: str) -> float:
