@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from devcluster import control_plane, fake_nodes, state
+from devcluster.addresses import ClusterNetwork, IpFamily
 from devcluster.api import AdminApi
 from devcluster.build import Binaries, Report, ensure_binaries, report_to_stderr
 from devcluster.certificates import KeyPairFiles
@@ -48,7 +49,7 @@ class DevCluster:
         self.name = record.name
         self._record = record
         self._launched = launched
-        self.layout = Layout(folder=state.cluster_folder(record.name))
+        self.layout = Layout(state.cluster_folder(record.name), ClusterNetwork(IpFamily(record.ip_family)))
         self.control = Control(self.layout.folder)
         self._authority = control_plane.authority(self.layout)
         pki = self.layout.pki
@@ -71,6 +72,7 @@ class DevCluster:
         scheduler_kubeconfig: str | Path | None = None,
         persistent: bool = False,
         audit_log: bool = False,
+        ip_family: IpFamily = IpFamily.IPV4,
         report: Report = report_to_stderr,
     ) -> DevCluster:
         """Start a cluster and wait until its nodes are Ready.
@@ -89,18 +91,20 @@ class DevCluster:
         folder, lock = state.claim_folder(name)
         launched = None
         try:
-            launched = launch(folder, lock=lock)
+            layout = Layout(folder, ClusterNetwork(ip_family))
+            launched = launch(layout, lock=lock)
             record = ClusterRecord(
                 name=name,
                 kubernetes=kubernetes,
                 port=launched.port,
                 persistent=persistent,
                 binaries={program: str(path) for program, path in binaries.paths.items()},
+                ip_family=ip_family,
             )
             state.write_record(folder, record)
-            control_plane.write_identities(Layout(folder), port=launched.port)
+            control_plane.write_identities(layout, port=launched.port)
             if audit_log:
-                control_plane.write_audit_policy(Layout(folder))
+                control_plane.write_audit_policy(layout)
             cluster = cls(record, launched=launched)
             cluster._start_parts(nodes, report=report)
             if scheduler:
@@ -161,7 +165,7 @@ class DevCluster:
     @property
     def server_url_inside(self) -> str:
         """URL of the API server for processes inside."""
-        return control_plane.SERVER_INSIDE
+        return self.layout.server_inside
 
     @property
     def shared_dir(self) -> Path:
