@@ -397,14 +397,15 @@ def test_every_part_is_reached_on_its_declared_ports_alone() -> None:
         assert set(ingress(objects, name.removeprefix("atoll-"))) - {8083} == declared
 
 
-def test_an_administrator_names_who_may_connect() -> None:
+@pytest.mark.parametrize("server", ["10.0.0.1/32", "fd00::1/128"])
+def test_an_administrator_names_who_may_connect(server: str) -> None:
     """API servers by address, monitoring by namespace; or he turns the policies off."""
     objects = rendered(
-        *sets("networkPolicies.apiServers={10.0.0.1/32}", "networkPolicies.monitoringNamespaces={watching}")
+        *sets(f"networkPolicies.apiServers={{{server}}}", "networkPolicies.monitoringNamespaces={watching}")
     )
     watching = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "watching"}}}]
 
-    assert ingress(objects, "webhook") == {8443: [{"ipBlock": {"cidr": "10.0.0.1/32"}}], 8081: watching}
+    assert ingress(objects, "webhook") == {8443: [{"ipBlock": {"cidr": server}}], 8081: watching}
     assert ingress(objects, "scheduler") == {10259: watching, 9434: watching}
     assert [key for key in rendered(*sets("networkPolicies.create=false")) if key[0] == "NetworkPolicy"] == []
 
