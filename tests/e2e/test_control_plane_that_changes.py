@@ -75,8 +75,8 @@ def test_another_authority_is_trusted_without_a_restart(installed: Installation,
 def test_no_gpu_is_used_twice_after_etcd_was_restored(
     installed: Installation, world: RealCluster, tmp_path: Path
 ) -> None:
-    """The API server has forgotten 20 pods whose containers run on: nobody gets their GPUs until the kubelets have
-    ended them, and the pods that wait are told why."""
+    """The API server has forgotten 20 pods whose containers run on, and the kubelets hang: nobody gets these GPUs until
+    the kubelets have ended the containers, and the pods that wait are told why."""
     world.claim("one", 1)
     world.pod("kept", "one")
     world.wait_running("kept")
@@ -86,6 +86,8 @@ def test_no_gpu_is_used_twice_after_etcd_was_restored(
     for number in range(LATE):
         world.wait_running(f"late-{number}")
     started = processes(installed)
+    for node in installed.cluster.nodes:
+        installed.cluster.signal(f"kubelet@{node.name}", "STOP")
 
     restore_etcd(installed.cluster, tmp_path / "backup")
     installed.start_scheduler()
