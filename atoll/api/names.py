@@ -62,6 +62,8 @@ DRIVER_RELEASED: Final = "released"
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on a static pod's mirror; only kubelets may set it."""
+STATIC_POD_UID: Final = "kubernetes.io/config.hash"
+"""On such a mirror: the uid that the kubelet and the container runtime use for the pod."""
 
 GANG_GATE: Final = "gpu.scheduling/gang-admission"
 GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
