@@ -47,15 +47,18 @@ def kept_annotations(annotations: Mapping[str, str]) -> tuple[dict[str, str], in
 
     Of a text that is too long for its meaning only the beginning stays, and the rest counts as left out.
     """
-    kept: dict[str, str] = {}
-    left_out_bytes = ranks = 0
-    for key, text in annotations.items():
-        if key in _READ or key.startswith(names.OWN_ANNOTATION_PREFIXES):
-            kept[key] = text[: MODELS_TEXT_MAX if key in names.MODEL_ANNOTATIONS else TEXT_MAX]
-            left_out_bytes += len(text.encode()) - len(kept[key].encode())
-        elif ranks < RANKS_MAX and len(text) <= RANK_DIGITS_MAX and text.isdecimal():
-            kept[key] = text
-            ranks += 1
-        else:
-            left_out_bytes += len(key.encode()) + len(text.encode())
-    return kept, left_out_bytes
+    if not annotations:
+        return {}, 0
+    ranks = (key for key, text in annotations.items() if len(text) <= RANK_DIGITS_MAX and text.isdecimal())
+    devices = (key for key in annotations if key.startswith(names.OWN_ANNOTATION_PREFIXES))
+    wanted = {*(_READ & annotations.keys()), *devices, *islice((key for key in ranks if key not in _READ), RANKS_MAX)}
+    kept = {
+        key: text[: MODELS_TEXT_MAX if key in names.MODEL_ANNOTATIONS else TEXT_MAX]
+        for key, text in annotations.items()
+        if key in wanted
+    }
+    return kept, _bytes(annotations) - _bytes(kept)
+
+
+def _bytes(annotations: Mapping[str, str]) -> int:
+    return len("".join(chain(annotations, annotations.values())).encode())

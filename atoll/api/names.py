@@ -92,6 +92,19 @@ VISIBLE_DEVICES_VARIABLES: Final = (
     GPU_DEVICE_ORDINAL,
 )
 """A claimed pod may not set any of these itself."""
+DRIVER_DEVICE_VARIABLES: Final = (
+    "NVIDIA_NVSWITCH",
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+)
+"""By these NVIDIA's runtime gives a container devices of the whole machine: its switches, memory of other nodes' pods,
+the partition of GPUs. A claim gives none of them."""
+VARIABLES_OFF: Final = ("", "void", "none", "disabled")
+"""Values with which a variable gives nothing."""
+CDI_PREFIX: Final = "cdi.k8s.io/"
+"""Annotations with this prefix name devices, which some runtimes add to the containers."""
 
 # Labels and annotations on GPU Leases. Identity is in annotations, because label values end at 63 characters.
 LEASE_KIND_LABEL: Final = "gpu.scheduling/lease"
