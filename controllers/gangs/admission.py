@@ -32,7 +32,7 @@ from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, KubeError, NotFound, ServerError, Unanswered
+from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
@@ -222,7 +222,9 @@ class AdmissionReconciler:
             return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
-        message = f"{len(assignments)} members got their GPUs on {where}"
+        without = sum(not assignment.allocation.device_ids for assignment in assignments)
+        message = f"{len(assignments)} members got their {'places' if without else 'GPUs'} on {where}"
+        message += f", {without} of them without GPUs" if without else ""
         status = lifecycle.admit(
             decision.status,
             now_seconds=self._cache.now_seconds(),
@@ -265,7 +267,8 @@ class AdmissionReconciler:
         """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
         for assignment in assignments:
-            ledger.assume(assignment.member.uid, assignment.allocation)
+            if assignment.allocation.device_ids:
+                ledger.assume(assignment.member.uid, assignment.allocation)
         claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
         members = [assignment.member for assignment in assignments]
         try:
@@ -294,10 +297,25 @@ class AdmissionReconciler:
         return len(assignments) == len(decision.members)
 
     async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
+        """Ungate members, first those without GPUs: if the rest is left to another leader, it finds that by Leases."""
+
         async def open_one(one: MemberAssignment) -> bool:
             return await ungate(self._context, one.member.pod, one.allocation.node, admission)
 
-        raise_first(await each(assignments, open_one))
+        async def open_without_gpus(one: MemberAssignment) -> bool:
+            uid = one.member.uid
+            self._cache.assume_home(uid, one.allocation.node)
+            try:
+                if await open_one(one):
+                    return True
+            except (Forbidden, Invalid) as error:
+                pod = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}"
+                log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
+            self._cache.forget_home(uid)
+            return False
+
+        raise_first(await each((one for one in assignments if not one.allocation.device_ids), open_without_gpus))
+        raise_first(await each((one for one in assignments if one.allocation.device_ids), open_one))
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
         """Write and record why the gang waits. Returns the answer."""

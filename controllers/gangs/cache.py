@@ -71,6 +71,7 @@ class GangCache:
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
         self._gone: dict[GangKey, dict[str, Pod]] = {}
+        self._homes: dict[str, str] = {}
         self._written: dict[str, int] = {}
         self._node_domains: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
         self._snapshot: tuple[tuple[object, ...], PlacementSnapshot] | None = None
@@ -93,6 +94,8 @@ class GangCache:
         key = gang_key(change.object)
         if key is None:
             return None
+        if change.kind is ChangeKind.DELETED or change.object.status.nominated_node_name:
+            self._homes.pop(change.object.metadata.uid, None)
         if change.kind is ChangeKind.DELETED:
             self._note_gone(key, change)
             self._uids.get(key, set()).discard(change.object.metadata.uid)
@@ -198,6 +201,16 @@ class GangCache:
         times = (seconds_of(record.created) for record in self.mirror.ledger.leases_of(pod.metadata.uid))
         return min((time for time in times if time is not None), default=None)
 
+    def assume_home(self, uid: str, node: str) -> None:
+        """Count a member without GPUs on its node until its nomination is seen, so that no other takes its place."""
+        self._homes[uid] = node
+        self._snapshot = None
+
+    def forget_home(self, uid: str) -> None:
+        """Count a member on no node: it was not let go."""
+        if self._homes.pop(uid, None) is not None:
+            self._snapshot = None
+
     def node_domains(self, gang: GpuGang) -> NodeDomains | Obstacle:
         """Return where the nodes stand for this gang."""
         topology = choose_topology(gang.spec, self.topologies())
@@ -215,10 +228,12 @@ class GangCache:
         return self._node_domains[key]
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
-        """Return what each member asks for, by uid; or why one of them cannot be served."""
+        """Return what each member asks for, by uid, without those that need no GPUs; or why one cannot be served."""
         found: dict[str, Request] = {}
         for member in members:
             pod = member.pod
+            if not pods.is_gpu_pod(pod):
+                continue
             claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
             request = request_of(pod, claim, is_admitted=True)
             if not isinstance(request, Request):
@@ -285,7 +300,7 @@ class GangCache:
         if assumed is not None:
             return assumed.node
         leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
-        return leases[0].node if leases else pod.status.nominated_node_name
+        return leases[0].node if leases else pod.status.nominated_node_name or self._homes.get(uid, "")
 
 
 def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:
