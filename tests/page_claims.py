@@ -37,6 +37,7 @@ GANGS: Final = {
         "test_owners_that_make_members_late_need_only_the_first "
         "test_extra_members_are_placed_as_soon_as_the_base_is_admitted"
     ),
+    "- **StatefulSets** create a pod": "test_a_gang_of_a_stateful_set_says_that_its_pods_come_one_by_one",
     "A **group** is a leader": (
         "test_a_leader_lies_in_the_rack_of_its_workers_where_they_are_a_group test_a_leader_goes_where_its_workers_go "
         "test_fields_that_nobody_could_honour_are_refused test_a_group_stays_in_its_domain "
