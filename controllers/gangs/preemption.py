@@ -252,11 +252,9 @@ async def evict_gang(context: Context, cache: GangCache, key: GangKey, message: 
         return
     status = lifecycle.preempt(view, message, now_seconds=cache.now_seconds())
     try:
-        version = await write_status(context, gang, status)
+        await write_status(context, cache, gang, status)
     except (Conflict, NotFound):
         return
-    if version:
-        cache.note_written(gang.metadata.uid, version)
     context.metrics.gang_evictions.labels("Preempted").inc()
     context.events.record(
         gang_reference(gang), reason=names.REASON_GANG_EVICTED, note=message, action="Preempt", type="Warning"

@@ -78,7 +78,12 @@ class SimulatedCluster:
         self.gang_steps = GangSteps(self)
         is_undisturbed = not self.plan.rates and all(step.kind in CALM_KINDS for step in self.plan.steps)
         self.gang_judge = GangJudge(
-            self.server, loop, self.jobs, self.judge.break_promise, is_undisturbed=is_undisturbed
+            self.server,
+            loop,
+            self.jobs,
+            self.judge.break_promise,
+            is_undisturbed=is_undisturbed,
+            is_led=lambda: any(process.is_leading for process in self.controllers.values()),
         )
         self.sessions: dict[str, SimulatedSession] = {}
         self.extenders: dict[str, ExtenderReplica | None] = {}
