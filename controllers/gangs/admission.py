@@ -67,6 +67,7 @@ class AdmissionReconciler:
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
+        self._preemption.observe(kind, change)
         if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
             return ()
         if kind is WatchedKind.POD and not _has_left(change):

@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from atoll.api import names
-from tests.controllers.gang_harness import GANGS, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, GangHarness, cluster, settled, term
 from tests.controllers.harness import LEASES, PODS
+from tests.controllers.test_gangs import JOB, QUICK, add_owned
 from tests.fakes.api_server import Object, status
 
 pytestmark = pytest.mark.asyncio
@@ -154,3 +155,36 @@ async def test_the_rest_of_a_gang_is_let_go_only_with_all_of_its_gpus(tmp_path: 
 
         assert opened_with == [0, 4]
         assert made.gang("g")["status"]["admissions"] == 1
+
+
+async def test_a_suspension_that_arrives_after_the_pause_suspends_nobody(tmp_path: Path) -> None:
+    """Its answer was lost, and all members went by themselves: the Job would stay suspended for ever."""
+    held_up: list[Object] = []
+    async with cluster() as made, term(made, tmp_path) as running:
+
+        def hold_up(method: str, path: str, body: Any) -> web.Response | None:
+            if method == "PATCH" and path == f"{JOBS}/job" and not held_up:
+                held_up.append(body)
+                for number in range(2):
+                    made.delete(f"g-{number}")
+                return status(504, "Timeout", "the server took too long")
+            return None
+
+        made.server.intercept(hold_up)
+        made.server.put(f"{JOBS}/job", JOB)
+        made.add_gang("g", 2, waitForPodsReady=QUICK)
+        add_owned(made, range(2))
+        await settled(running, lambda: held_up and made.reason("g") == "WaitForQuorum", seconds=20)
+
+        assert held_up[0]["spec"] == {"suspend": True}
+        assert made.server.respond("PATCH", f"{JOBS}/job", {}, held_up[0]).status == 409
+
+
+async def test_gpus_that_are_kept_by_a_late_write_for_nobodys_turn_are_kept_no_longer(tmp_path: Path) -> None:
+    """The turn was given up without an answer; the annotation arrives when it is over."""
+    async with cluster() as made, term(made, tmp_path, settings={"gang_hold_seconds": 0.0}) as running:
+        add_gang(made, count=3)
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+        notes = made.pod("g-0")["metadata"]["annotations"]
+        made.change_pod("g-0", metadata={"annotations": {**notes, names.KEPT: "n1:0,1,2,3"}})
+        await settled(running, lambda: names.KEPT not in made.pod("g-0")["metadata"]["annotations"], seconds=20)

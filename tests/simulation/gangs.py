@@ -174,6 +174,8 @@ class GangJudge:
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
+        self._forgotten: set[str] = set()
+        """Uids of GpuGangs that lost the list of what they had suspended: with their status, or unseen by anybody."""
         server.listeners.append(self._on_write)
 
     def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
@@ -242,6 +244,9 @@ class GangJudge:
         name = gang["metadata"]["name"]
         if old is not None and new is not None and old.get("status") and not new.get("status"):
             self._known.pop(new["metadata"]["uid"], None)
+            self._forgotten.add(new["metadata"]["uid"])
+        if new is None and not self._is_led():
+            self._forgotten.add(gang["metadata"]["uid"])
         if new is None or old is None or not new.get("status") or not old.get("status"):
             self._unready_since.pop(name, None)
             self._enough_since.pop(name, None)
@@ -285,6 +290,12 @@ class GangJudge:
         ):
             self._break(10, f"gang {name} fits and does not start: {condition(gang, names.CONDITION_ADMITTED)}")
 
+    def check_verdict(self, name: str, reason: str) -> None:
+        """A gang waits for this since a while ago, in calm weather: its condition says so."""
+        admitted = condition(self._server.objects[f"{GANGS}/{name}"], names.CONDITION_ADMITTED)
+        if admitted.get("reason") != reason:
+            self._break(10, f"gang {name} waits for {reason} and says: {admitted}")
+
     # The end
 
     def overdue(self) -> Iterator[str]:
@@ -307,7 +318,8 @@ class GangJudge:
         if len(job.done) >= job.count and is_known and status.get("phase") != "Finished":
             yield f"gang {name} has done its work and is {status.get('phase')}: {admitted}"
         owner = self._server.objects[f"{JOBS}/{name}"]
-        if owner["spec"].get("suspend") and gang["spec"].get("active", True):
+        is_owned = owner["metadata"]["annotations"].get(names.GANG_SUSPENDED) not in self._forgotten
+        if owner["spec"].get("suspend") and is_owned and gang["spec"].get("active", True):
             yield f"gang {name} is {status.get('phase')} and its Job is still suspended: {admitted}"
         gated = [pod for pod in self._jobs.members(name) if pod["spec"].get("schedulingGates")]
         if not gated or not gang["spec"].get("active", True) or len(gated) + len(job.done) < job.count or not is_known:
@@ -374,6 +386,15 @@ class GangSteps:
             path = f"{PODS}/{pod['metadata']['name']}"
             self._server.patch(path, {"status": {"conditions": [*(pod["status"].get("conditions") or []), taken]}})
             self._server.delete(path)
+
+    def _delete_waiting_member(self, step: Any) -> None:
+        """Somebody deletes a gated member; its Job makes another one."""
+        gated = (pod for pod in self._jobs.members(step.target) if pod["spec"].get("schedulingGates"))
+        if (pod := next(gated, None)) is not None:
+            self._server.delete(f"{PODS}/{pod['metadata']['name']}")
+
+    def _hear_verdict(self, step: Any) -> None:
+        self._world.gang_judge.check_verdict(step.target, step.other)
 
     def _make_gang_anew(self, step: Any) -> None:
         if self._delete(GANGS, step.target):

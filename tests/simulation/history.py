@@ -17,7 +17,7 @@ from tests.simulation.faults import FaultPlan
 from tests.simulation.gangs import GangJudge, GangSteps, JobController
 from tests.simulation.judge import Broken, Judge
 from tests.simulation.machines import DEVICES, HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
-from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_KINDS, NODES, RESERVING, SECONDS, Plan, Step
+from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_STEPS, NODES, RESERVING, SECONDS, Plan, Step
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import (
     ALL_PODS,
@@ -215,7 +215,7 @@ class SimulatedCluster:
 
     def take(self, step: Step) -> None:
         """Carry out one step; one that makes no sense now changes nothing."""
-        if step.kind in GANG_KINDS:
+        if step.kind in GANG_STEPS:
             self.gang_steps.take(step)
         else:
             getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)
