@@ -39,7 +39,7 @@ from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
-from controllers.gangs.writes import each, fence, raise_first, reserve, ungate, unreserve, write_status
+from controllers.gangs.writes import each, fence, nominate, raise_first, reserve, ungate, unreserve, write_status
 
 log = structlog.get_logger(__name__)
 
@@ -292,7 +292,9 @@ class AdmissionReconciler:
 
     async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
         async def open_one(one: MemberAssignment) -> bool:
-            return await ungate(self._context, one.member.pod, one.allocation.node, admission)
+            pod, node = one.member.pod, one.allocation.node
+            seen = await nominate(self._context, pod, node)
+            return seen is not None and await ungate(self._context, pod, node, admission, seen)
 
         raise_first(await each(assignments, open_one))
 

@@ -30,6 +30,7 @@ from controllers.gangs.writes import (
     each,
     fence,
     is_reserved,
+    nominate,
     raise_first,
     set_active,
     ungate,
@@ -159,14 +160,16 @@ class GangReconciler:
             message = f"node {refusing} would refuse a member now"
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
-        lacking = await self._lacking(decision.members)
-        if lacking and not has_begun(view):
-            message = f"member {lacking[0].pod.metadata.name} has lost its GPUs"
-            await self.write(gang, give_up(decision.status, message, now_seconds=now))
-            return BUSY_SECONDS
         try:
+            nominated = await self._nominate(decision.members)
+            lacking = await self._lacking([member for member, _ in nominated])
+            if lacking and not has_begun(view):
+                message = f"member {lacking[0].pod.metadata.name} has lost its GPUs"
+                await self.write(gang, give_up(decision.status, message, now_seconds=now))
+                return BUSY_SECONDS
             await unreserve(self._context, lacking)
-            return await self._ungate([m for m in decision.members if m not in lacking], view.status.admission)
+            whole = [(member, seen) for member, seen in nominated if member not in lacking]
+            return await self._ungate(whole, view.status.admission)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
@@ -175,6 +178,17 @@ class GangReconciler:
         log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
         await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
+
+    async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, dict[str, Any]]]:
+        """Nominate members to the nodes of their GPUs; return those that are as they were seen."""
+
+        async def nominate_one(member: GangMember) -> dict[str, Any] | None:
+            return await nominate(self._context, member.pod, self._cache.reservation(member)[0])
+
+        answers = await each(members, nominate_one)
+        raise_first(answers)
+        pairs = zip(members, answers, strict=True)
+        return [(member, seen) for member, seen in pairs if isinstance(seen, dict)]
 
     async def _lacking(self, members: Sequence[GangMember]) -> list[GangMember]:
         """Return the members whose Leases are not all there, as the API server says."""
@@ -186,11 +200,12 @@ class GangReconciler:
         raise_first(answers)
         return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
 
-    async def _ungate(self, members: Sequence[GangMember], admission: str) -> float:
-        async def open_one(member: GangMember) -> bool:
-            return await ungate(self._context, member.pod, self._cache.reservation(member)[0], admission)
+    async def _ungate(self, nominated: Sequence[tuple[GangMember, dict[str, Any]]], admission: str) -> float:
+        async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> bool:
+            member, seen = entry
+            return await ungate(self._context, member.pod, seen["status"]["nominatedNodeName"], admission, seen)
 
-        raise_first(await each(members, open_one))
+        raise_first(await each(nominated, open_one))
         return BUSY_SECONDS
 
     async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:

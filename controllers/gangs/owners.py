@@ -179,14 +179,11 @@ async def _patch(
     body: dict[str, Any],
     *,
     mark: str | None,
-    **sections: object,
+    spec: dict[str, Any] | None = None,
 ) -> None:
-    patch = merge_patch(
-        uid=owner.uid,
-        resource_version=body["metadata"]["resourceVersion"],
-        annotations={names.GANG_SUSPENDED: mark},
-        **sections,
-    )
+    version = body["metadata"]["resourceVersion"]
+    patch = merge_patch(uid=owner.uid, resource_version=version, annotations={names.GANG_SUSPENDED: mark})
+    patch |= {} if spec is None else {"spec": spec}
     path = path_of(namespace, owner)
     assert path is not None
     try:

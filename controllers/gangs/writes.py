@@ -102,32 +102,40 @@ async def reserve(
     return all(answer is True for answer in answers)
 
 
-async def ungate(context: Context, pod: Pod, node: str, admission: str) -> bool:
-    """Nominate the gated pod; then pin it, open its gate and annotate the admission, in one patch. False if the pod
-    has changed in the meantime, or is gone."""
+async def nominate(context: Context, pod: Pod, node: str) -> dict[str, Any] | None:
+    """Nominate a gated pod; return it as that write left it, None if it has changed in the meantime, or is gone."""
     metadata = pod.metadata
-    path = paths.pods(metadata.namespace, metadata.name)
-    nominate = merge_patch(
-        uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": node}
+    body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": node})
+    try:
+        path = paths.pods(metadata.namespace, metadata.name, "status")
+        seen: dict[str, Any] = json.loads(await context.api.patch(path, body))
+    except (NotFound, Conflict) as error:
+        _log_gated(pod, error)
+        return None
+    return seen
+
+
+async def ungate(context: Context, pod: Pod, node: str, admission: str, seen: dict[str, Any]) -> bool:
+    """Pin a nominated pod, open its gate and annotate the admission, in one patch. `seen`: as the nomination left it.
+    False if the pod has changed in the meantime, or is gone."""
+    metadata = pod.metadata
+    body = merge_patch(
+        uid=metadata.uid,
+        resource_version=seen["metadata"]["resourceVersion"],
+        annotations={names.ADMISSION: admission} if admission else None,
+        spec=open_gate(seen.get("spec") or {}, node),
     )
     try:
-        seen: dict[str, Any] = json.loads(await context.api.patch(f"{path}/status", nominate))
-        body = merge_patch(
-            uid=metadata.uid,
-            resource_version=seen["metadata"]["resourceVersion"],
-            annotations={names.ADMISSION: admission} if admission else None,
-            spec=open_gate(seen.get("spec") or {}, node),
-        )
-        await context.api.patch(path, body)
+        await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
     except (NotFound, Conflict) as error:
-        log.info(
-            "Could not let a member go yet",
-            pod=f"{metadata.namespace}/{metadata.name}",
-            uid=metadata.uid,
-            err=str(error),
-        )
+        _log_gated(pod, error)
         return False
     return True
+
+
+def _log_gated(pod: Pod, error: KubeError) -> None:
+    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    log.info("Could not let a member go yet", pod=name, uid=pod.metadata.uid, err=str(error))
 
 
 async def is_reserved(context: Context, uid: str, names_of_leases: Sequence[str]) -> bool:
