@@ -232,6 +232,15 @@ def _refuse_mounts(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     return None
 
 
+def _refuse_device_annotations(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
+    key = next((key for key in pod.annotations if key.startswith(names.CDI_PREFIX)), None)
+    if key is None:
+        return None
+    return Denial(
+        f"annotation {key[:120]} asks the container runtime for devices past Atoll's choice; remove it from the pod"
+    )
+
+
 def _clean_path(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
@@ -253,6 +262,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _refuse_foreign_resources,
     _refuse_runtime_class,
     _refuse_mounts,
+    _refuse_device_annotations,
     _refuse_variables,
 )
 """Asked in this order; the first refusal is the answer."""

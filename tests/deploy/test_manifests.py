@@ -210,6 +210,12 @@ def test_policies_know_every_variable_that_chooses_gpus() -> None:
     assert found.count(wanted) == 3
 
 
+def test_policies_know_every_variable_that_gives_devices_of_the_machine() -> None:
+    """So must one of the others."""
+    found = list(policy_lists(names.DRIVER_DEVICE_VARIABLES[0]))
+    assert found == [set(names.DRIVER_DEVICE_VARIABLES)] * 2
+
+
 def test_policy_knows_what_kubelet_says_at_the_end() -> None:
     """The reasons that prove an end to the ledger are those that only kubelets may write."""
     text = (DEPLOY / "policies/endings.yaml").read_text(encoding="utf-8")

@@ -147,11 +147,12 @@ class ChartRelease:
     def _values(self) -> Path:
         """Write what differs on this cluster, as its administrator would.
 
-        The webhook's RuntimeClass, a poll interval for impatient people, and what several nodes on one machine do not
-        share with it: the root of their cgroups, and the id of their boot.
+        No node without GPUs, the webhook's RuntimeClass, a poll interval for impatient people, and what several nodes
+        on one machine do not share with it: the root of their cgroups, and the id of their boot.
         """
         on_node = {"name": "boot-id", "hostPath": {"path": "/proc/sys/kernel/random/boot_id", "type": "File"}}
         values: dict[str, Any] = {
+            "avoidGpuNodes": "preferred",
             "scheduler": {"image": {"repository": "kube-scheduler"}},
             "webhook": {"injectRuntimeClass": True},
             "agent": {
