@@ -5,82 +5,61 @@ authenticate the caller, find the job and check that the caller may see it, chec
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import structlog
-from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
+from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
-from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
-from atoll.jobs.settings import RenderSettings
+from atoll.jobs.permissions import AccessAnswer, JobPermission, seen_scopes
 from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
-from jobs.authentication import Authenticator, NotIdentified
-from jobs.database import Database
-from jobs.errors import JobServiceError, JobUnknown
-from jobs.pod_logs import LogReader, NoPods
+from jobs.accounts import learned, resume_within
+from jobs.asking import ApiParts, Caller, Cluster, OneJob, PageNumber, PageSize, Parts, check_cluster, parts_of
+from jobs.errors import JobServiceError
+from jobs.pod_logs import NoPods
 from jobs.problems import (
     ApiRefusal,
     FieldFault,
     ProblemDetails,
     documented,
-    not_found,
     problem,
     problem_of,
     response_of,
 )
 from jobs.records import JobRecord
-from jobs.settings import AccessRules, JobServiceSettings
 from jobs.store import (
-    PAGE_SIZE_MAX,
     JobFilter,
     ask_to_cancel,
+    ask_to_pause,
     create_job,
-    get_job,
     list_events,
     list_jobs,
     retry_job,
 )
 from jobs.submission import Submission, new_job_of
+from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
 
 log = structlog.get_logger(__name__)
 
 JOBS: Final = "/api/clusters/{cluster}/jobs"
 JOB: Final = JOBS + "/{job_id}"
-PAGES_MAX: Final = 1_000_000
 TAIL_MAX: Final = 100_000
 JOB_MEDIA_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
-Cluster = Annotated[str, Path(max_length=63)]
-PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
-PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
-
-
-@dataclass(frozen=True, slots=True)
-class ApiParts:
-    """Dependencies of the API. `wake` is called with the id of each job that needs reconciling."""
-
-    database: Database
-    authenticator: Authenticator
-    rules: AccessRules
-    settings: JobServiceSettings
-    rendering: RenderSettings
-    logs: LogReader
-    now: Callable[[], datetime]
-    wake: Callable[[str], None]
 
 
 def build_api(parts: ApiParts) -> FastAPI:
@@ -92,6 +71,8 @@ def build_api(parts: ApiParts) -> FastAPI:
     app.get(JOB, responses=documented(401, 404, 422, 429, 503))(show)
     app.delete(JOB, status_code=202, responses=documented(401, 403, 404, 409, 422, 429, 503))(cancel)
     app.post(JOB + "/retry", responses=documented(401, 403, 404, 409, 422, 429, 503))(retry)
+    app.post(JOB + "/pause", responses=documented(401, 403, 404, 409, 422, 429, 503))(pause)
+    app.post(JOB + "/resume", responses=documented(401, 403, 404, 409, 422, 429, 503))(resume)
     app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
     app.get(
         JOB + "/logs",
@@ -104,74 +85,12 @@ def build_api(parts: ApiParts) -> FastAPI:
             }
         },
     )(show_logs)
+    add_usage_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
-
-
-# The caller and the job
-
-
-def parts_of(request: Request) -> ApiParts:
-    """Return the application's dependencies."""
-    found: ApiParts = request.app.state.parts
-    return found
-
-
-async def caller_of(request: Request) -> JobCaller:
-    """Return the caller, with their grants. Raises ApiRefusal."""
-    parts = parts_of(request)
-    found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
-    if isinstance(found, NotIdentified):
-        kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
-        kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
-        headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
-        raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
-    return parts.rules.caller(found.name, found.groups)
-
-
-Parts = Annotated[ApiParts, Depends(parts_of)]
-Caller = Annotated[JobCaller, Depends(caller_of)]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request about one job of one cluster."""
-
-    parts: ApiParts
-    caller: JobCaller
-    job_id: str
-
-    async def allowed(self, permission: JobPermission) -> JobRecord:
-        """Return the record if the caller has the permission. Raises JobUnknown, ApiRefusal."""
-        record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
-        if record.cluster_id != self.parts.settings.cluster:
-            raise JobUnknown(self.job_id)
-        whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
-        answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
-        log.info("Decided", action=permission, job=self.job_id, user=self.caller.name, answer=answers[1])
-        if answers[0] is not AccessAnswer.ALLOWED:
-            raise JobUnknown(self.job_id)
-        if answers[1] is not AccessAnswer.ALLOWED:
-            detail = f"{self.caller.name} may not {permission} job {record.name} ({record.id})"
-            raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
-        return record
-
-
-async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
-    """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
-    _check_cluster(cluster, parts)
-    return Asked(parts, caller, str(job_id))
-
-
-OneJob = Annotated[Asked, Depends(asked_for)]
-
-
-def _check_cluster(cluster: str, parts: ApiParts) -> None:
-    if cluster != parts.settings.cluster:
-        raise not_found(f"there is no cluster {shown(cluster)}: this service has {parts.settings.cluster}")
 
 
 # Routes
@@ -186,15 +105,22 @@ async def submit(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
     """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
         raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
-    new = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
-    record, is_new = await parts.database.write(lambda session: create_job(session, new, now, job_id=job_id))
+    new, needs = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
+    kind = kind_of(new.job, needs)
+
+    def work(session: Session) -> tuple[JobRecord, bool]:
+        earlier = learned(session, cluster, kind)
+        priced = replace(new, estimate=estimate(new.job, needs, parts.prices, learned_seconds=earlier))
+        return create_job(session, priced, now, job_id=job_id)
+
+    record, is_new = await parts.database.write(work)
     log.info("Decided", action=JobPermission.CREATE, job=record.id, user=caller.name, answer=AccessAnswer.ALLOWED)
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
@@ -215,7 +141,7 @@ async def list_all(
     page_size: PageSize = 20,
 ) -> JobListView:
     """List the jobs that the caller may see, newest first."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     wanted = JobFilter(
         cluster,
         seen_scopes(caller),
@@ -251,6 +177,24 @@ async def retry(asked: OneJob) -> JobView:
     await asked.allowed(JobPermission.RETRY)
     now, actor = asked.parts.now(), asked.caller.name
     record = await asked.parts.database.write(lambda session: retry_job(session, asked.job_id, now=now, actor=actor))
+    asked.parts.wake(record.id)
+    return view_of(record)
+
+
+async def pause(asked: OneJob) -> JobView:
+    """Pause a job: its objects are removed, its checkpoints stay, and it is pending until it is resumed."""
+    await asked.allowed(JobPermission.CANCEL)
+    now, actor = asked.parts.now(), asked.caller.name
+    record = await asked.parts.database.write(lambda session: ask_to_pause(session, asked.job_id, now=now, actor=actor))
+    asked.parts.wake(record.id)
+    return view_of(record)
+
+
+async def resume(asked: OneJob) -> JobView:
+    """Resume a paused job: it is submitted again, from its last checkpoint if it has one."""
+    await asked.allowed(JobPermission.RETRY)
+    now, actor = asked.parts.now(), asked.caller.name
+    record = await asked.parts.database.write(lambda session: resume_within(session, asked.job_id, now, actor=actor))
     asked.parts.wake(record.id)
     return view_of(record)
 

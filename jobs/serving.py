@@ -6,6 +6,7 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -15,13 +16,16 @@ from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
+from atoll.kube.mirror import ClusterMirror
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import supervise
 from atoll.service.tls import TlsFiles, server_context
-from jobs.api import ApiParts, build_api
+from jobs.accounting import GpuAccounting
+from jobs.api import build_api
+from jobs.asking import ApiParts
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
 from jobs.cluster import JobCluster
 from jobs.database import opened
@@ -29,7 +33,7 @@ from jobs.following import JobFollower
 from jobs.listener import serving
 from jobs.pod_logs import PodLogs
 from jobs.reconciler import JobReconciler
-from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, render_settings
+from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
 
 log = structlog.get_logger(__name__)
@@ -43,6 +47,7 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
     clock, metrics = SystemClock(), Metrics("jobs")
     rules = EVERYTHING if settings.access is None else access_rules(settings.access)
     rendering = render_settings(settings.render)
+    prices = price_table(settings.prices)
     context = _tls(settings, clock)
     database = opened(settings.database.get_secret_value())
     try:
@@ -61,6 +66,18 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 workers=settings.workers,
                 resync_seconds=settings.resync_seconds,
             )
+            mirror = ClusterMirror(client, clock)
+            accounting = GpuAccounting(
+                mirror,
+                database,
+                clock,
+                cluster=settings.cluster,
+                prices=prices,
+                spot=rendering.spot_tolerations,
+                tenant_of=settings.tenant_of,
+                wake=follower.queue.add,
+            )
+            accounting.register(metrics)
             register_watch_metrics(metrics, follower.reflectors)
             metrics.gauge_of(
                 "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
@@ -72,40 +89,54 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 rules=rules,
                 settings=settings,
                 rendering=rendering,
+                prices=prices,
                 logs=PodLogs(client),
                 now=clock.now,
                 wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
             )
-            await _run(settings, parts, follower, leader, metrics, context)
+            service = _Running(follower, accounting, mirror, leader)
+            await _run(settings, parts, service, metrics, context)
     finally:
         database.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What runs beside the API; the mirror in every replica, so that a new leader needs no list."""
+
+    follower: JobFollower
+    accounting: GpuAccounting
+    mirror: ClusterMirror
+    leader: LeaderElector
 
 
 async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
-    follower: JobFollower,
-    leader: LeaderElector,
+    service: _Running,
     metrics: Metrics,
     context: ssl.SSLContext | None,
 ) -> None:
     health = application()
-    checks = {"resync": lambda: (follower.last_resync_error or None) if leader.is_leader else None}
+    checks = {"resync": lambda: (service.follower.last_resync_error or None) if service.leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
     async with serving(build_api(parts), settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
         log.info("Serving", url=f"{scheme}://{settings.host}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
-            lead=_lead_term_by_term(leader, follower),
+            mirror=service.mirror.run(),
+            lead=_lead_term_by_term(service),
         )
 
 
-async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower) -> None:
-    """Reconcile jobs while this process leads; wait again after leadership is lost."""
+async def _lead_term_by_term(service: _Running) -> None:
+    """Reconcile jobs and record GPU time while this process leads; wait again after leadership is lost."""
     while True:
         try:
-            await leader.lead(lambda _term: follower.run())
+            await service.leader.lead(
+                lambda _term: supervise(jobs=service.follower.run(), accounting=service.accounting.run())
+            )
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
 

@@ -9,6 +9,7 @@ from typing import Annotated, Self, TypeVar
 import yaml
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.settings import RenderSettings
 from atoll.service.errors import SettingsError
@@ -44,6 +45,8 @@ class JobServiceSettings(Settings):
     """Required audience of tokens; empty means the API server's own audience."""
     render: Path | None = None
     """YAML file that says how jobs become objects, as `atoll job --settings` takes it."""
+    prices: Path | None = None
+    """YAML file with the prices of GPUs; without it nothing has a price, and GPU time is recorded all the same."""
     host: str = "127.0.0.1"
     """Address of the API; beyond loopback it needs a certificate."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8090
@@ -81,6 +84,13 @@ class JobServiceSettings(Settings):
     def namespace_of(self, tenant: str) -> str:
         """Return the namespace of a tenant's jobs."""
         return self.namespace.replace(TENANT_PLACE, tenant)
+
+    def tenant_of(self, namespace: str) -> str:
+        """Return the tenant whose jobs are in a namespace; empty for a namespace of nobody."""
+        before, place, after = self.namespace.partition(TENANT_PLACE)
+        is_fitting = place and namespace.startswith(before) and namespace.endswith(after)
+        tenant = namespace[len(before) : len(namespace) - len(after)] if is_fitting else ""
+        return tenant if tenant and self.namespace_of(tenant) == namespace else ""
 
 
 class AccessRule(Settings):
@@ -131,6 +141,11 @@ def access_rules(file: Path) -> AccessRules:
 def render_settings(file: Path | None) -> RenderSettings:
     """Read the render settings. Raises SettingsError."""
     return RenderSettings() if file is None else _read(file, RenderSettings, "render file")
+
+
+def price_table(file: Path | None) -> PriceTable:
+    """Read the price table. Raises SettingsError."""
+    return PriceTable() if file is None else _read(file, PriceTable, "price table")
 
 
 def _read(file: Path, model: type[M], what: str) -> M:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atoll.jobs.documents import parse_job
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
+from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
@@ -33,8 +34,8 @@ class Submission:
 
 def new_job_of(
     submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, *, now_seconds: float
-) -> NewJob:
-    """Return the submitted job. Raises ApiRefusal."""
+) -> tuple[NewJob, Needs]:
+    """Return the submitted job, and what it needs. Raises ApiRefusal."""
     job = _parsed(submission.body, rendering)
     caller = submission.caller
     for field, given in (("id", job.id), ("created_by", job.created_by)):
@@ -52,7 +53,7 @@ def new_job_of(
     key = _key(job, submission.key)
     placed = job.model_copy(update={"tenant_id": tenant, "namespace": namespace, "cluster_id": settings.cluster})
     try:
-        render(placed, rendering, now_seconds=now_seconds)
+        rendered = render(placed, rendering, now_seconds=now_seconds)
     except NodesUnknown as unknown:
         mistake = unknown.problem
         hint = "the service does not look at nodes: use ext_ml_node_selector, or `atoll job render --cluster`"
@@ -61,7 +62,7 @@ def new_job_of(
         ) from unknown
     except JobMistake as mistake_error:
         raise invalid((mistake_error.problem,)) from mistake_error
-    return NewJob(placed, settings.cluster, tenant, namespace, caller.name, key)
+    return NewJob(placed, settings.cluster, tenant, namespace, caller.name, key), rendered.needs
 
 
 def _parsed(body: bytes, rendering: RenderSettings) -> Job:

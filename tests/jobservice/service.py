@@ -6,8 +6,10 @@ from typing import Any
 
 import httpx
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
-from jobs.api import ApiParts, build_api
+from jobs.api import build_api
+from jobs.asking import ApiParts
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
 from jobs.pod_logs import NoPods
@@ -31,6 +33,18 @@ RULES = AccessRules.model_validate(
     }
 )
 SETTINGS = JobServiceSettings.model_validate({"access": "/nowhere"})
+
+
+PRICES = PriceTable.model_validate(
+    {
+        "gpus": [
+            {"gpu": "H100", "memory_gb": 80, "usd_per_hour": "4.00"},
+            {"gpu": "A100", "memory_gb": 80, "usd_per_hour": "2.50"},
+            {"gpu": "A100", "memory_gb": 40, "usd_per_hour": "1.80"},
+            {"gpu": "A10G", "memory_gb": 24, "usd_per_hour": "1.00"},
+        ]
+    }
+)
 
 
 class NameTokens:
@@ -78,6 +92,7 @@ class JobService:
             rules=RULES,
             settings=settings,
             rendering=RenderSettings(),
+            prices=PRICES,
             logs=self.logs,
             now=self.clock.now,
             wake=self.woken.append,

@@ -157,6 +157,18 @@ async def test_what_a_form_on_another_site_can_send_is_refused(service: JobServi
     assert told(crossing, 403, "other-site")
 
 
+OF_ONE_JOB = [
+    ("GET", ""),
+    ("DELETE", ""),
+    ("POST", "/retry"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/events"),
+    ("GET", "/cost"),
+    ("GET", "/logs"),
+]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -164,9 +176,7 @@ async def test_what_a_form_on_another_site_can_send_is_refused(service: JobServi
         ("GET", JOBS),
         ("GET", f"{JOBS}/{NOBODYS}"),
         ("DELETE", f"{JOBS}/{NOBODYS}"),
-        ("POST", f"{JOBS}/{NOBODYS}/retry"),
-        ("GET", f"{JOBS}/{NOBODYS}/events"),
-        ("GET", f"{JOBS}/{NOBODYS}/logs"),
+        *((method, f"{JOBS}/{NOBODYS}{suffix}") for method, suffix in OF_ONE_JOB),
     ],
 )
 async def test_every_route_asks_who_it_is(service: JobService, method: str, path: str) -> None:
@@ -177,9 +187,6 @@ async def test_every_route_asks_who_it_is(service: JobService, method: str, path
     assert told(anonymous, 401, "unauthenticated") == "a bearer token is needed"
     assert anonymous.headers["WWW-Authenticate"] == "Bearer"
     assert stranger.status_code in ({404, 422} if path != JOBS or method == "POST" else {200})
-
-
-OF_ONE_JOB = [("GET", ""), ("DELETE", ""), ("POST", "/retry"), ("GET", "/events"), ("GET", "/logs")]
 
 
 @pytest.mark.parametrize(("method", "suffix"), OF_ONE_JOB)
@@ -365,8 +372,8 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert description["openapi"].startswith("3.1")
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
-        for suffix in ("", "/{job_id}", "/{job_id}/retry", "/{job_id}/events", "/{job_id}/logs")
-    }
+        for suffix in ("", "/{job_id}", *("/{job_id}" + suffix for _, suffix in OF_ONE_JOB))
+    } | {"/api/clusters/{cluster}/usage", "/api/clusters/{cluster}/usage.csv"}
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
