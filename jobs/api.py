@@ -6,13 +6,12 @@ authenticate the caller, find the job and check that the caller may see it, chec
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Final
 from uuid import UUID, uuid4
 
 import structlog
-from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
@@ -21,27 +20,23 @@ from starlette.exceptions import HTTPException
 
 from atoll.jobs.model import Job
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
-from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
-from jobs.authentication import Authenticator, NotIdentified
-from jobs.database import Database
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
 from jobs.errors import JobServiceError, JobUnknown
-from jobs.pod_logs import LogReader, NoPods
+from jobs.pod_logs import NoPods
 from jobs.problems import (
     ApiRefusal,
     FieldFault,
     ProblemDetails,
     documented,
-    not_found,
     problem,
     problem_of,
     response_of,
 )
 from jobs.records import JobRecord
-from jobs.settings import AccessRules, JobServiceSettings
 from jobs.store import (
     PAGE_SIZE_MAX,
     JobFilter,
@@ -64,23 +59,8 @@ TAIL_MAX: Final = 100_000
 JOB_MEDIA_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-Cluster = Annotated[str, Path(max_length=63)]
 PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
 PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
-
-
-@dataclass(frozen=True, slots=True)
-class ApiParts:
-    """Dependencies of the API. `wake` is called with the id of each job that needs reconciling."""
-
-    database: Database
-    authenticator: Authenticator
-    rules: AccessRules
-    settings: JobServiceSettings
-    rendering: RenderSettings
-    logs: LogReader
-    now: Callable[[], datetime]
-    wake: Callable[[str], None]
 
 
 def build_api(parts: ApiParts) -> FastAPI:
@@ -111,29 +91,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     return app
 
 
-# The caller and the job
-
-
-def parts_of(request: Request) -> ApiParts:
-    """Return the application's dependencies."""
-    found: ApiParts = request.app.state.parts
-    return found
-
-
-async def caller_of(request: Request) -> JobCaller:
-    """Return the caller, with their grants. Raises ApiRefusal."""
-    parts = parts_of(request)
-    found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
-    if isinstance(found, NotIdentified):
-        kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
-        kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
-        headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
-        raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
-    return parts.rules.caller(found.name, found.groups)
-
-
-Parts = Annotated[ApiParts, Depends(parts_of)]
-Caller = Annotated[JobCaller, Depends(caller_of)]
+# The job
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +120,11 @@ class Asked:
 
 async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
     """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     return Asked(parts, caller, str(job_id))
 
 
 OneJob = Annotated[Asked, Depends(asked_for)]
-
-
-def _check_cluster(cluster: str, parts: ApiParts) -> None:
-    if cluster != parts.settings.cluster:
-        raise not_found(f"there is no cluster {shown(cluster)}: this service has {parts.settings.cluster}")
 
 
 # Routes
@@ -186,7 +139,7 @@ async def submit(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
     """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
@@ -215,7 +168,7 @@ async def list_all(
     page_size: PageSize = 20,
 ) -> JobListView:
     """List the jobs that the caller may see, newest first."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     wanted = JobFilter(
         cluster,
         seen_scopes(caller),

@@ -21,7 +21,8 @@ from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import supervise
 from atoll.service.tls import TlsFiles, server_context
-from jobs.api import ApiParts, build_api
+from jobs.api import build_api
+from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
 from jobs.cluster import JobCluster
 from jobs.database import opened

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 
 from atoll.jobs.settings import RenderSettings
-from jobs.api import ApiParts, build_api
+from jobs.api import build_api
+from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
 from jobs.pod_logs import NoPods
