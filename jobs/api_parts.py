@@ -14,6 +14,7 @@ from jobs.authentication import Authenticator, NotIdentified
 from jobs.database import Database
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
+from jobs.queue_cluster import QueueCluster
 from jobs.settings import AccessRules, JobServiceSettings
 
 Cluster = Annotated[str, Path(max_length=63)]
@@ -29,6 +30,8 @@ class ApiParts:
     settings: JobServiceSettings
     rendering: RenderSettings
     logs: LogReader
+    queues: QueueCluster
+    service_id: str
     now: Callable[[], datetime]
     wake: Callable[[str], None]
 

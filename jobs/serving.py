@@ -29,6 +29,8 @@ from jobs.database import opened
 from jobs.following import JobFollower
 from jobs.listener import serving
 from jobs.pod_logs import PodLogs
+from jobs.queue_cluster import QueueCluster
+from jobs.queue_keeper import QueueKeeper
 from jobs.reconciler import JobReconciler
 from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, render_settings
 from jobs.store import service_id
@@ -62,6 +64,14 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 workers=settings.workers,
                 resync_seconds=settings.resync_seconds,
             )
+            keeper = QueueKeeper(
+                database,
+                QueueCluster(client, may_write=lambda: leader.is_leader),
+                rendering,
+                clock,
+                cluster=settings.cluster,
+                service_id=own_id,
+            )
             register_watch_metrics(metrics, follower.reflectors)
             metrics.gauge_of(
                 "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
@@ -74,10 +84,12 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 settings=settings,
                 rendering=rendering,
                 logs=PodLogs(client),
+                queues=QueueCluster(client),
+                service_id=own_id,
                 now=clock.now,
                 wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
             )
-            await _run(settings, parts, follower, leader, metrics, context)
+            await _run(settings, parts, follower, keeper, leader, metrics, context)
     finally:
         database.close()
 
@@ -86,6 +98,7 @@ async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
     follower: JobFollower,
+    keeper: QueueKeeper,
     leader: LeaderElector,
     metrics: Metrics,
     context: ssl.SSLContext | None,
@@ -98,15 +111,15 @@ async def _run(
         log.info("Serving", url=f"{scheme}://{settings.host}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
-            lead=_lead_term_by_term(leader, follower),
+            lead=_lead_term_by_term(leader, follower, keeper),
         )
 
 
-async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower) -> None:
-    """Reconcile jobs while this process leads; wait again after leadership is lost."""
+async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower, keeper: QueueKeeper) -> None:
+    """Reconcile jobs and queues while this process leads; wait again after leadership is lost."""
     while True:
         try:
-            await leader.lead(lambda _term: follower.run())
+            await leader.lead(lambda _term: supervise(jobs=follower.run(), queues=keeper.run()))
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
 

@@ -39,6 +39,7 @@ class NewJob:
     namespace: str
     created_by: str
     idempotency_key: str | None
+    queue_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         document=new.job.model_dump(mode="json", exclude_unset=True),
         state=FIRST.value,
         message="",
+        queue_name=new.queue_name,
         created_at=now,
         updated_at=now,
     )

@@ -75,8 +75,11 @@ class JobEventListView(BaseModel):
 
 def job_of(record: JobRecord) -> Job:
     """Return the job to render: the submitted one with the fields that the service sets."""
+    policy = record.document.get("policy") or {}
+    queue = {"policy": policy | {"queue_name": record.queue_name}} if record.queue_name is not None else {}
     return Job.model_validate(
         record.document
+        | queue
         | {
             "id": record.id,
             "namespace": record.namespace,
@@ -120,7 +123,7 @@ def view_of(record: JobRecord) -> JobView:
         ended_at=record.ended_at,
         object_kind="Deployment" if record.job_type == JobType.SERVICE else "Job",
         object_name=record.name,
-        queue_name=policy.get("queue_name") or f"tenant-{record.tenant_id}-queue",
+        queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
         job=record.document,
     )
 

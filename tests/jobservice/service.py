@@ -12,9 +12,11 @@ from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
 from jobs.pod_logs import NoPods
+from jobs.queue_cluster import QueueCluster
 from jobs.records import JobRecord
 from jobs.settings import AccessRules, JobServiceSettings
 from tests.fakes.clock import ManualClock
+from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, WorldApi
 
 JOBS = "/api/clusters/local/jobs"
 RULES = AccessRules.model_validate(
@@ -73,6 +75,7 @@ class JobService:
         self.clock = ManualClock()
         self.woken: list[str] = []
         self.logs = GivenLogs()
+        self.world = JobWorld()
         parts = ApiParts(
             database=database,
             authenticator=authenticator or NameTokens(),
@@ -80,6 +83,8 @@ class JobService:
             settings=settings,
             rendering=RenderSettings(),
             logs=self.logs,
+            queues=QueueCluster(WorldApi(self.world, Faults())),
+            service_id=SERVICE_ID,
             now=self.clock.now,
             wake=self.woken.append,
         )

@@ -366,11 +366,11 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
         for suffix in ("", "/{job_id}", "/{job_id}/retry", "/{job_id}/events", "/{job_id}/logs")
-    }
+    } | {f"/api/clusters/{{cluster}}/queues{suffix}" for suffix in ("", "/{name}")}
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
-    assert {"Job", "JobPolicy", "JobView", "ProblemDetails"} <= set(schemas)
+    assert {"Job", "JobPolicy", "JobView", "ProblemDetails", "QueueFile", "QueueView"} <= set(schemas)
     for path in description["paths"].values():
         for operation in path.values():
             assert {"401", "404", "422"} <= set(operation["responses"])
