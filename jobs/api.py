@@ -22,12 +22,14 @@ from starlette.exceptions import HTTPException
 from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
 from atoll.jobs.permissions import AccessAnswer, JobPermission, seen_scopes
+from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.accounts import learned, resume_within
-from jobs.asking import ApiParts, Caller, Cluster, OneJob, PageNumber, PageSize, Parts, check_cluster, parts_of
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
+from jobs.asking import OneJob, PageNumber, PageSize
 from jobs.errors import JobServiceError
 from jobs.pod_logs import NoPods
 from jobs.problems import (
@@ -39,6 +41,8 @@ from jobs.problems import (
     problem_of,
     response_of,
 )
+from jobs.queue_api import QUEUES, add_queue_routes
+from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
 from jobs.store import (
     JobFilter,
@@ -86,6 +90,7 @@ def build_api(parts: ApiParts) -> FastAPI:
         },
     )(show_logs)
     add_usage_routes(app)
+    add_queue_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
@@ -112,7 +117,9 @@ async def submit(
         raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
-    new, needs = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
+    queues = await parts.database.read(lambda session: queue_file_of(session, cluster))
+    file = QueueFile.model_validate(queues.document) if queues is not None else None
+    new, needs = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
     kind = kind_of(new.job, needs)
 
     def work(session: Session) -> tuple[JobRecord, bool]:
@@ -311,16 +318,15 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, routes=app.routes, description="Records jobs and runs them."
     )
     schemas = told.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, Job):
+    for model in (ProblemDetails, Job, QueueFile):
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     schemas["Job"]["patternProperties"] = {"^ext_ml_": {"description": "an attribute, which may also be given here"}}
-    body = {"$ref": "#/components/schemas/Job"}
-    told["paths"][JOBS]["post"]["requestBody"] = {
-        "required": True,
-        "content": {media_type: {"schema": body} for media_type in JOB_MEDIA_TYPES[:2]},
-    }
+    for path, method, model in ((JOBS, "post", Job), (QUEUES, "put", QueueFile)):
+        body = {"$ref": f"#/components/schemas/{model.__name__}"}
+        content = {media_type: {"schema": body} for media_type in JOB_MEDIA_TYPES[:2]}
+        told["paths"][path][method]["requestBody"] = {"required": True, "content": content}
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     told["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

@@ -57,12 +57,13 @@ def not_found(detail: str) -> ApiRefusal:
     return ApiRefusal(problem(404, "not-found", "Not found", detail))
 
 
-def invalid(faults: Problems) -> ApiRefusal:
-    """Return the refusal of an invalid job."""
+def invalid(faults: Problems, *, what: str = "job") -> ApiRefusal:
+    """Return the refusal of an invalid job, or of another document."""
     told = [fault_of(one) for one in faults[:FAULTS_MAX]]
-    first = str(faults[0]) if faults else "the job cannot be read"
+    first = str(faults[0]) if faults else f"the {what} cannot be read"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return ApiRefusal(problem(422, "invalid-job", "The job has mistakes", first + more, told))
+    title = f"The {what} {'have' if what.endswith('s') else 'has'} mistakes"
+    return ApiRefusal(problem(422, f"invalid-{what}", title, first + more, told))
 
 
 def fault_of(mistake: AttributeProblem) -> FieldFault:

@@ -205,9 +205,7 @@ class JobReconciler:
         """End a job whose time is over, unless it has ended by itself; stop it before recording that."""
         if state is JobState.PENDING:
             found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
-            made = [one for one in found if one.kind in WORKLOADS and one.attempt == str(record.attempt)]
-            if made:  # and the process died before it recorded that
-                await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": made[0].uid}),), now)
+            if await self._note_created(record, found, now):
                 return 0.0
         else:
             facts = await self._cluster.facts(record, workload_kind(record))
@@ -220,6 +218,13 @@ class JobReconciler:
                 return await self._remove(record, running)
         await self._take(record, (PlannedStep(JobStep.EXPIRE, message),), now)
         return 0.0
+
+    async def _note_created(self, record: JobRecord, found: Sequence[FoundObject], now: datetime) -> bool:
+        """Record that this attempt was created, if the process died before it recorded that."""
+        made = [one for one in found if one.kind in WORKLOADS and one.attempt == str(record.attempt)]
+        if made:
+            await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": made[0].uid}),), now)
+        return bool(made)
 
     async def _cancel(self, record: JobRecord, now: datetime) -> float | None:
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
@@ -235,6 +240,8 @@ class JobReconciler:
     async def _pause(self, record: JobRecord, job: Job, state: JobState, now: datetime) -> float | None:
         """Remove a job from the cluster until it is resumed, unless it has ended by itself."""
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        if state is JobState.PENDING and await self._note_created(record, found, now):
+            return 0.0
         left = [one for one in found if one.kind != KEPT]
         if state in IN_CLUSTER and any(one.kind in WORKLOADS and not one.is_leaving for one in left):
             facts = await self._cluster.facts(record, workload_kind(record))

@@ -85,6 +85,8 @@ class JobRecord(RecordBase):
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
     message: Mapped[str] = mapped_column(Text, default="")
+    queue_name: Mapped[str | None] = mapped_column(String(63))
+    """Queue that the service chose from the file of queues; None if the job names one, or the cluster has no file."""
     attempt: Mapped[int] = mapped_column(default=1)
     """Number of the attempt. Its objects carry it, so objects of earlier attempts are told apart."""
     retry_count: Mapped[int] = mapped_column(default=0)
@@ -200,3 +202,21 @@ class EstimateErrorRecord(RecordBase):
     """(actual - estimated) / estimated, in millionths."""
     is_far: Mapped[bool] = mapped_column()
     recorded_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class QueueFileRecord(RecordBase):
+    """The file of queues of a cluster, and how far the cluster agrees with it."""
+
+    __tablename__ = "queue_files"
+
+    cluster_id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    generation: Mapped[int] = mapped_column()
+    """Increases with each applied file."""
+    applied_by: Mapped[str] = mapped_column(String(256))
+    applied_at: Mapped[datetime] = mapped_column(UtcTime)
+    checked_generation: Mapped[int] = mapped_column(default=0)
+    """The generation that the leader compared with the cluster; 0 before the first time."""
+    has_kueue: Mapped[bool | None] = mapped_column()
+    problems: Mapped[list[str]] = mapped_column(JSON)
+    """What the leader could not create, change or remove."""

@@ -25,13 +25,15 @@ from atoll.service.runtime import supervise
 from atoll.service.tls import TlsFiles, server_context
 from jobs.accounting import GpuAccounting
 from jobs.api import build_api
-from jobs.asking import ApiParts
+from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
 from jobs.cluster import JobCluster
 from jobs.database import opened
 from jobs.following import JobFollower
 from jobs.listener import serving
 from jobs.pod_logs import PodLogs
+from jobs.queue_cluster import QueueCluster
+from jobs.queue_keeper import QueueKeeper
 from jobs.reconciler import JobReconciler
 from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
@@ -78,6 +80,14 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 wake=follower.queue.add,
             )
             accounting.register(metrics)
+            keeper = QueueKeeper(
+                database,
+                QueueCluster(client, may_write=lambda: leader.is_leader),
+                rendering,
+                clock,
+                cluster=settings.cluster,
+                service_id=own_id,
+            )
             register_watch_metrics(metrics, follower.reflectors)
             metrics.gauge_of(
                 "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
@@ -91,10 +101,12 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 rendering=rendering,
                 prices=prices,
                 logs=PodLogs(client),
+                queues=QueueCluster(client),
+                service_id=own_id,
                 now=clock.now,
                 wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
             )
-            service = _Running(follower, accounting, mirror, leader)
+            service = _Running(follower, keeper, accounting, mirror, leader)
             await _run(settings, parts, service, metrics, context)
     finally:
         database.close()
@@ -105,6 +117,7 @@ class _Running:
     """What runs beside the API; the mirror in every replica, so that a new leader needs no list."""
 
     follower: JobFollower
+    keeper: QueueKeeper
     accounting: GpuAccounting
     mirror: ClusterMirror
     leader: LeaderElector
@@ -131,11 +144,13 @@ async def _run(
 
 
 async def _lead_term_by_term(service: _Running) -> None:
-    """Reconcile jobs and record GPU time while this process leads; wait again after leadership is lost."""
+    """Reconcile jobs and queues, and record GPU time, while this process leads; wait again after leadership is lost."""
     while True:
         try:
             await service.leader.lead(
-                lambda _term: supervise(jobs=service.follower.run(), accounting=service.accounting.run())
+                lambda _term: supervise(
+                    jobs=service.follower.run(), queues=service.keeper.run(), accounting=service.accounting.run()
+                )
             )
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))

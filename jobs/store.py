@@ -45,6 +45,7 @@ class NewJob:
     namespace: str
     created_by: str
     idempotency_key: str | None
+    queue_name: str | None = None
     estimate: CostEstimate | None = None
 
 
@@ -106,6 +107,7 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         message="",
         estimate=estimate_document(new.estimate) if new.estimate is not None else None,
         estimated_micros=new.estimate.micros if new.estimate is not None else None,
+        queue_name=new.queue_name,
         created_at=now,
         updated_at=now,
     )

@@ -11,9 +11,10 @@ from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
+from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
-from atoll.jobs.words import DeploymentType, OwnerType
+from atoll.jobs.words import DeploymentType, OwnerType, Priority
 from atoll.ml.policy import MlPolicy
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
 from jobs.settings import JobServiceSettings
@@ -33,9 +34,15 @@ class Submission:
 
 
 def new_job_of(
-    submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, *, now_seconds: float
+    submission: Submission,
+    settings: JobServiceSettings,
+    rendering: RenderSettings,
+    queues: QueueFile | None,
+    *,
+    now_seconds: float,
 ) -> tuple[NewJob, Needs]:
-    """Return the submitted job, and what it needs. Raises ApiRefusal."""
+    """Return the submitted job, and what it needs. `queues`: the cluster's file of queues, if one was applied. Raises
+    ApiRefusal."""
     job = _parsed(submission.body, rendering)
     caller = submission.caller
     for field, given in (("id", job.id), ("created_by", job.created_by)):
@@ -62,7 +69,9 @@ def new_job_of(
         ) from unknown
     except JobMistake as mistake_error:
         raise invalid((mistake_error.problem,)) from mistake_error
-    return NewJob(placed, settings.cluster, tenant, namespace, caller.name, key), rendered.needs
+    queue = _queue(placed, queues, tenant, rendered.needs.priority)
+    new = NewJob(placed, settings.cluster, tenant, namespace, caller.name, key, queue)
+    return new, rendered.needs
 
 
 def _parsed(body: bytes, rendering: RenderSettings) -> Job:
@@ -73,6 +82,21 @@ def _parsed(body: bytes, rendering: RenderSettings) -> Job:
     if parsed.document.value is None:
         refused.problem = refused.problem.model_copy(update={"status": 400, "title": "The body cannot be read"})
     raise refused
+
+
+def _queue(job: Job, queues: QueueFile | None, tenant: str, priority: Priority) -> str | None:
+    """Return the queue of a job that names none; refuse a name that is no queue of its tenant: it would wait for
+    ever."""
+    known = queues.tenant(tenant) if queues is not None else None
+    if known is None:
+        return None
+    if job.policy.queue_name is None:
+        return known.queue_for(critical=priority is Priority.CRITICAL).name
+    names = [queue.name for queue in known.queues]
+    if job.policy.queue_name not in names:
+        choice = f"name one of {', '.join(names)}, or remove it"
+        raise mistaken("policy.queue_name", job.policy.queue_name, f"is no queue of tenant {tenant}", choice)
+    return None
 
 
 def _tenant(job: Job, caller: JobCaller) -> str:

@@ -14,7 +14,8 @@ from atoll.jobs.costs.usage import UsageKey, UsageSum, sum_usage
 from atoll.jobs.permissions import JobPermission, seen_scopes
 from atoll.ml.problems import shown
 from jobs.accounts import UsageFilter, spans_between, usage_of_job
-from jobs.asking import Caller, Cluster, OneJob, Parts, check_cluster
+from jobs.api_parts import Caller, Cluster, Parts, check_cluster
+from jobs.asking import OneJob
 from jobs.problems import ApiRefusal, FieldFault, documented, problem
 
 USAGE: Final = "/api/clusters/{cluster}/usage"

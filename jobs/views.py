@@ -92,8 +92,11 @@ class JobEventListView(BaseModel):
 
 def job_of(record: JobRecord) -> Job:
     """Return the job to render: the submitted one with the fields that the service sets."""
+    policy = record.document.get("policy") or {}
+    queue = {"policy": policy | {"queue_name": record.queue_name}} if record.queue_name is not None else {}
     return Job.model_validate(
         record.document
+        | queue
         | {
             "id": record.id,
             "namespace": record.namespace,
@@ -141,7 +144,7 @@ def view_of(record: JobRecord) -> JobView:
         object_name=record.name,
         estimate=EstimateView.model_validate(record.estimate) if record.estimate is not None else None,
         cost_usd=None if record.actual_micros is None else record.actual_micros / MICROS,
-        queue_name=policy.get("queue_name") or f"tenant-{record.tenant_id}-queue",
+        queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
         job=record.document,
     )
 

@@ -9,13 +9,15 @@ import httpx
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from jobs.api import build_api
-from jobs.asking import ApiParts
+from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
 from jobs.pod_logs import NoPods
+from jobs.queue_cluster import QueueCluster
 from jobs.records import JobRecord
 from jobs.settings import AccessRules, JobServiceSettings
 from tests.fakes.clock import ManualClock
+from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, WorldApi
 
 JOBS = "/api/clusters/local/jobs"
 RULES = AccessRules.model_validate(
@@ -86,6 +88,7 @@ class JobService:
         self.clock = ManualClock()
         self.woken: list[str] = []
         self.logs = GivenLogs()
+        self.world = JobWorld()
         parts = ApiParts(
             database=database,
             authenticator=authenticator or NameTokens(),
@@ -94,6 +97,8 @@ class JobService:
             rendering=RenderSettings(),
             prices=PRICES,
             logs=self.logs,
+            queues=QueueCluster(WorldApi(self.world, Faults())),
+            service_id=SERVICE_ID,
             now=self.clock.now,
             wake=self.woken.append,
         )

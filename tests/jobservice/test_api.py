@@ -161,11 +161,11 @@ OF_ONE_JOB = [
     ("GET", ""),
     ("DELETE", ""),
     ("POST", "/retry"),
+    ("GET", "/events"),
+    ("GET", "/logs"),
     ("POST", "/pause"),
     ("POST", "/resume"),
-    ("GET", "/events"),
     ("GET", "/cost"),
-    ("GET", "/logs"),
 ]
 
 
@@ -209,11 +209,11 @@ async def test_jobs_of_others_are_as_if_they_were_not_there(
 @pytest.mark.parametrize(
     ("by", "statuses"),
     [
-        pytest.param("ann", [200, 202, 409, 200, 200], id="the owner"),
-        pytest.param("amy", [200, 202, 409, 200, 200], id="an admin"),
-        pytest.param("ops", [200, 202, 409, 200, 200], id="an operator"),
-        pytest.param("two", [200, 403, 403, 200, 200], id="another member"),
-        pytest.param("vic", [200, 403, 403, 200, 403], id="a viewer"),
+        pytest.param("ann", [200, 202, 409, 200, 200, 200, 409, 200], id="the owner"),
+        pytest.param("amy", [200, 202, 409, 200, 200, 200, 409, 200], id="an admin"),
+        pytest.param("ops", [200, 202, 409, 200, 200, 200, 409, 200], id="an operator"),
+        pytest.param("two", [200, 403, 403, 200, 200, 403, 403, 200], id="another member"),
+        pytest.param("vic", [200, 403, 403, 200, 403, 403, 403, 200], id="a viewer"),
     ],
 )
 async def test_roles_of_one_tenant(service: JobService, by: str, statuses: list[int]) -> None:
@@ -373,11 +373,11 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
         for suffix in ("", "/{job_id}", *("/{job_id}" + suffix for _, suffix in OF_ONE_JOB))
-    } | {"/api/clusters/{cluster}/usage", "/api/clusters/{cluster}/usage.csv"}
+    } | {f"/api/clusters/{{cluster}}/{rest}" for rest in ("queues", "queues/{name}", "usage", "usage.csv")}
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
-    assert {"Job", "JobPolicy", "JobView", "ProblemDetails"} <= set(schemas)
+    assert {"Job", "JobPolicy", "JobView", "ProblemDetails", "QueueFile", "QueueView"} <= set(schemas)
     for path in description["paths"].values():
         for operation in path.values():
             assert {"401", "404", "422"} <= set(operation["responses"])

@@ -1,7 +1,7 @@
 """The service is killed at every write of a job's lifecycle, before or after it is carried out, and restarted.
 
-The job is created, killed for its memory, retried, paused, resumed, and cancelled while it runs. The process is killed at each write to
-the database or the API server in turn; the job always ends the same.
+The job is created, killed for its memory, retried, paused, resumed, and cancelled while it runs. The process is killed
+at each write to the database or the API server in turn; the job always ends the same.
 """
 
 from collections import Counter

@@ -1,13 +1,13 @@
 """Estimates, pauses and budgets of jobs, and the ledger of GPU time.
 
-Revision: 0003
+Revision: 0004
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 OPEN = sa.text("ended_at IS NULL")
 
