@@ -17,7 +17,7 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.pods import claim_name
 from atoll.jobs.costs.evidence import PricedNodes, gpu_facts
 from atoll.jobs.costs.prices import PriceTable, is_spot_node
-from atoll.jobs.costs.spans import WHOLE_PPM, GpuFact, GpuUse
+from atoll.jobs.costs.spans import WHOLE_PPM, GpuFact, TimeUse
 from atoll.jobs.policy import JobToleration
 from atoll.kube.cache import Change
 from atoll.kube.clock import Clock, within
@@ -61,7 +61,7 @@ class GpuAccounting:
         self._wake = wake
         self._changed = asyncio.Event()
         self._looked_seconds: float | None = None
-        self.gpus: Counter[GpuUse] = Counter()
+        self.gpus: Counter[TimeUse] = Counter()
         """GPUs in each state at the last look."""
         mirror.on_change(self._observe)
 
@@ -69,7 +69,7 @@ class GpuAccounting:
         """Publish what was seen last."""
         gpus = Series(metrics.gauge("gpus", "GPUs by what their time goes into", labels=("use",)))
         metrics.before_page(
-            lambda: gpus.tell({(use.value,): self.gpus[use] / WHOLE_PPM for use in GpuUse} if self.gpus else {})
+            lambda: gpus.tell({(use.value,): self.gpus[use] / WHOLE_PPM for use in TimeUse} if self.gpus else {})
         )
         metrics.gauge_of(
             "usage_age_seconds", "Time since the GPUs were recorded; NaN before the first time", self._age_seconds

@@ -20,9 +20,9 @@ from atoll.jobs.costs.spans import (
     GpuAccount,
     GpuFact,
     GpuSpan,
-    GpuUse,
     OpenSpan,
     SpanChanges,
+    TimeUse,
     advance,
     whole_seconds,
 )
@@ -109,7 +109,7 @@ def _write(
         row = rows.get(gpu)
         if row is None:
             continue
-        span = ended.pop((gpu, GpuUse(row.use), row.started_at), None)
+        span = ended.pop((gpu, TimeUse(row.use), row.started_at), None)
         if span is None:
             session.delete(row)
         else:
@@ -147,7 +147,7 @@ def _row(cluster_id: str, fact: GpuFact, start: datetime, end: datetime | None) 
 def fact_of(row: GpuSpanRecord) -> GpuFact:
     """Return what a row says of its GPU."""
     account = GpuAccount(row.tenant, row.project, row.user, row.namespace, row.job_id, row.pod_uid)
-    use = GpuUse(row.use)
+    use = TimeUse(row.use)
     return GpuFact(row.gpu, row.node, row.model, use, account, row.share_ppm, row.price_micros, row.held_since)
 
 

@@ -12,6 +12,8 @@ from typing import Final
 import structlog
 
 from atoll.api import names
+from atoll.jobs.costs.prices import PriceTable
+from atoll.jobs.settings import RenderSettings
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.election import LeaderElector
@@ -28,14 +30,14 @@ from jobs.api import build_api
 from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
 from jobs.cluster import JobCluster
-from jobs.database import opened
+from jobs.database import Database, opened
 from jobs.following import JobFollower
 from jobs.listener import serving
 from jobs.pod_logs import PodLogs
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
 from jobs.reconciler import JobReconciler
-from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, price_table, render_settings
+from jobs.settings import EVERYTHING, AccessRules, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
 
 log = structlog.get_logger(__name__)
@@ -43,73 +45,13 @@ log = structlog.get_logger(__name__)
 LEASE: Final = "atoll-jobs"
 
 
-async def serve_jobs(settings: JobServiceSettings) -> None:
-    """Run until cancelled. Raises SettingsError, DatabaseUnfit, ConfigurationError, CertificateError before it
-    listens, and an ExceptionGroup if a part of the process fails."""
-    clock, metrics = SystemClock(), Metrics("jobs")
-    rules = EVERYTHING if settings.access is None else access_rules(settings.access)
-    rendering = render_settings(settings.render)
-    prices = price_table(settings.prices)
-    context = _tls(settings, clock)
-    database = opened(settings.database.get_secret_value())
-    try:
-        async with await ApiClient.connect(settings.kubeconfig, user_agent="atoll-jobs") as client:
-            count_calls(metrics, client)
-            own_id = await database.write(lambda session: service_id(session, clock.now()))
-            leader = _elector(client, clock)
-            cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
-            follower = JobFollower(
-                client,
-                database,
-                JobReconciler(database, cluster, rendering, clock),
-                clock,
-                cluster=settings.cluster,
-                service_id=own_id,
-                workers=settings.workers,
-                resync_seconds=settings.resync_seconds,
-            )
-            mirror = ClusterMirror(client, clock)
-            accounting = GpuAccounting(
-                mirror,
-                database,
-                clock,
-                cluster=settings.cluster,
-                prices=prices,
-                spot=rendering.spot_tolerations,
-                tenant_of=settings.tenant_of,
-                wake=follower.queue.add,
-            )
-            accounting.register(metrics)
-            keeper = QueueKeeper(
-                database,
-                QueueCluster(client, may_write=lambda: leader.is_leader),
-                rendering,
-                clock,
-                cluster=settings.cluster,
-                service_id=own_id,
-            )
-            register_watch_metrics(metrics, follower.reflectors)
-            metrics.gauge_of(
-                "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
-            )
-            metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(follower.queue)))
-            parts = ApiParts(
-                database=database,
-                authenticator=_authenticator(settings, client, clock),
-                rules=rules,
-                settings=settings,
-                rendering=rendering,
-                prices=prices,
-                logs=PodLogs(client),
-                queues=QueueCluster(client),
-                service_id=own_id,
-                now=clock.now,
-                wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
-            )
-            service = _Running(follower, keeper, accounting, mirror, leader)
-            await _run(settings, parts, service, metrics, context)
-    finally:
-        database.close()
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What the files of the settings say."""
+
+    rules: AccessRules
+    rendering: RenderSettings
+    prices: PriceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +63,87 @@ class _Running:
     accounting: GpuAccounting
     mirror: ClusterMirror
     leader: LeaderElector
+
+
+async def serve_jobs(settings: JobServiceSettings) -> None:
+    """Run until cancelled. Raises SettingsError, DatabaseUnfit, ConfigurationError, CertificateError before it
+    listens, and an ExceptionGroup if a part of the process fails."""
+    clock, metrics = SystemClock(), Metrics("jobs")
+    rules = EVERYTHING if settings.access is None else access_rules(settings.access)
+    files = _Files(rules, render_settings(settings.render), price_table(settings.prices))
+    context = _tls(settings, clock)
+    database = opened(settings.database.get_secret_value())
+    try:
+        async with await ApiClient.connect(settings.kubeconfig, user_agent="atoll-jobs") as client:
+            count_calls(metrics, client)
+            own_id = await database.write(lambda session: service_id(session, clock.now()))
+            service = _working(settings, files, client, database, clock, own_id)
+            _register(metrics, service)
+            leader, follower = service.leader, service.follower
+            parts = ApiParts(
+                database=database,
+                authenticator=_authenticator(settings, client, clock),
+                rules=files.rules,
+                settings=settings,
+                rendering=files.rendering,
+                prices=files.prices,
+                logs=PodLogs(client),
+                queues=QueueCluster(client),
+                service_id=own_id,
+                now=clock.now,
+                wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
+            )
+            await _run(settings, parts, service, metrics, context)
+    finally:
+        database.close()
+
+
+def _working(
+    settings: JobServiceSettings, files: _Files, client: ApiClient, database: Database, clock: Clock, own_id: str
+) -> _Running:
+    """Return what looks after jobs, queues and GPU time; each writes to the cluster only while this process leads."""
+    leader, rendering = _elector(client, clock), files.rendering
+    cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
+    follower = JobFollower(
+        client,
+        database,
+        JobReconciler(database, cluster, rendering, clock),
+        clock,
+        cluster=settings.cluster,
+        service_id=own_id,
+        workers=settings.workers,
+        resync_seconds=settings.resync_seconds,
+    )
+    mirror = ClusterMirror(client, clock)
+    accounting = GpuAccounting(
+        mirror,
+        database,
+        clock,
+        cluster=settings.cluster,
+        prices=files.prices,
+        spot=rendering.spot_tolerations,
+        tenant_of=settings.tenant_of,
+        wake=follower.queue.add,
+    )
+    keeper = QueueKeeper(
+        database,
+        QueueCluster(client, may_write=lambda: leader.is_leader),
+        rendering,
+        clock,
+        cluster=settings.cluster,
+        service_id=own_id,
+    )
+    return _Running(follower, keeper, accounting, mirror, leader)
+
+
+def _register(metrics: Metrics, service: _Running) -> None:
+    leader, queue = service.leader, service.follower.queue
+    service.accounting.register(metrics)
+    register_watch_metrics(metrics, service.follower.reflectors)
+    metrics.gauge_of(
+        "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
+    )
+    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(queue)))
 
 
 async def _run(

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from fastapi import FastAPI, Query, Response
 from pydantic import AwareDatetime, BaseModel, Field
 
-from atoll.jobs.costs.spans import HELD, GpuUse
+from atoll.jobs.costs.spans import HELD, TimeUse
 from atoll.jobs.costs.usage import UsageKey, UsageSum, sum_usage
 from atoll.jobs.permissions import JobPermission, seen_scopes
 from atoll.ml.problems import shown
@@ -154,31 +154,31 @@ def _times(now: datetime, start: datetime | None, end: datetime | None) -> tuple
 
 
 def _row(group: dict[UsageKey, str], used: UsageSum, *, is_all: bool) -> UsageRow:
-    def hours(use: GpuUse) -> float | None:
+    def hours(use: TimeUse) -> float | None:
         return round(used.gpu_hours(use), 6) if is_all else None
 
     told = GpuHours(
-        used=round(used.gpu_hours(GpuUse.USED), 6),
-        idle=round(used.gpu_hours(GpuUse.IDLE), 6),
-        reserved=round(used.gpu_hours(GpuUse.RESERVED), 6),
-        free=hours(GpuUse.FREE),
-        stranded=hours(GpuUse.STRANDED),
-        unavailable=hours(GpuUse.UNAVAILABLE),
-        unseen=hours(GpuUse.UNSEEN),
+        used=round(used.gpu_hours(TimeUse.USED), 6),
+        idle=round(used.gpu_hours(TimeUse.IDLE), 6),
+        reserved=round(used.gpu_hours(TimeUse.RESERVED), 6),
+        free=hours(TimeUse.FREE),
+        stranded=hours(TimeUse.STRANDED),
+        unavailable=hours(TimeUse.UNAVAILABLE),
+        unseen=hours(TimeUse.UNSEEN),
         total=round(used.gpu_hours(*_shown(is_all=is_all)), 6),
     )
     unpriced = round(used.unpriced_ppm_seconds / 3_600_000_000, 6)
     return UsageRow(group=group, gpu_hours=told, cost_usd=used.usd, unpriced_gpu_hours=unpriced)
 
 
-def _shown(*, is_all: bool) -> Sequence[GpuUse]:
-    return tuple(GpuUse) if is_all else tuple(HELD)
+def _shown(*, is_all: bool) -> Sequence[TimeUse]:
+    return tuple(TimeUse) if is_all else tuple(HELD)
 
 
 def _advice(used: UsageSum, from_estimate: str) -> str:
     """Return advice from what was measured before advice from what the job says it needs."""
-    running = used.gpu_seconds(GpuUse.USED, GpuUse.IDLE)
-    idle = used.gpu_seconds(GpuUse.IDLE)
+    running = used.gpu_seconds(TimeUse.USED, TimeUse.IDLE)
+    idle = used.gpu_seconds(TimeUse.IDLE)
     if running >= 3600 and idle * 2 > running:
         return f"its GPUs had no process for {round(100 * idle / running)} % of the time it ran: ask for fewer"
     return from_estimate

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from atoll.jobs.costs.spans import GpuAccount, GpuFact, GpuUse
+from atoll.jobs.costs.spans import GpuAccount, GpuFact, TimeUse
 from atoll.jobs.states import JobStep
 from atollctl import service_client
 from atollctl.__main__ import app
@@ -191,7 +191,7 @@ def test_usage_and_cost_are_shown(shell: Shell) -> None:
     job_id = json.loads(shell.run("show", "tune", "-o", "json"))["id"]
     now = datetime.now(UTC).replace(microsecond=0)
     account = GpuAccount(namespace="tenant-acme", job_id=job_id, pod_uid="p")
-    fact = GpuFact("g0", "n1", "nvidia-h100", GpuUse.USED, account, price_micros=4_000_000)
+    fact = GpuFact("g0", "n1", "nvidia-h100", TimeUse.USED, account, price_micros=4_000_000)
     for moment in (now - timedelta(hours=1), now):
         shell.service.database._run(
             lambda session, moment=moment: observe_gpus(

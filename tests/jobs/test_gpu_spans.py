@@ -7,13 +7,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.jobs.costs.spans import HELD, NOBODY, GpuAccount, GpuFact, GpuSpan, GpuUse, OpenSpan, advance
+from atoll.jobs.costs.spans import HELD, NOBODY, GpuAccount, GpuFact, GpuSpan, OpenSpan, TimeUse, advance
 from atoll.jobs.costs.usage import UsageKey, sum_usage
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 GAP_SECONDS = 5
 GPUS = ("g0", "g1", "g2")
-NOT_HELD = (GpuUse.FREE, GpuUse.STRANDED, GpuUse.UNAVAILABLE)
+NOT_HELD = (TimeUse.FREE, TimeUse.STRANDED, TimeUse.UNAVAILABLE)
 
 
 def at(second: int) -> datetime:
@@ -21,7 +21,7 @@ def at(second: int) -> datetime:
     return START + timedelta(seconds=second)
 
 
-def held_fact(gpu: str, use: GpuUse, pod: str, since: int | None) -> GpuFact:
+def held_fact(gpu: str, use: TimeUse, pod: str, since: int | None) -> GpuFact:
     """Return a GPU that a pod holds."""
     account = GpuAccount("acme", "vision", "ann", "tenant-acme", f"job-{pod}", pod)
     return GpuFact(
@@ -91,7 +91,7 @@ def second_of(was: GpuFact, fact: GpuFact | None, second: int, apart: int) -> Gp
     is_begun = fact.use in HELD and fact.held_since is not None and fact.held_since <= at(second)
     if is_begun:
         return fact
-    return was if apart <= GAP_SECONDS else replace(was, use=GpuUse.UNSEEN, account=NOBODY)
+    return was if apart <= GAP_SECONDS else replace(was, use=TimeUse.UNSEEN, account=NOBODY)
 
 
 @given(lives(), st.data())
@@ -135,7 +135,7 @@ def test_sums_are_the_capacity_that_existed(truth: list[dict[str, GpuFact]], dat
     """Of a GPU that is always there, the sum of all states is the time looked at; every grouping has the same sum."""
     for second, facts in enumerate(truth):
         for gpu in GPUS:
-            facts.setdefault(gpu, GpuFact(gpu, "n1", "nvidia-h100", GpuUse.FREE))
+            facts.setdefault(gpu, GpuFact(gpu, "n1", "nvidia-h100", TimeUse.FREE))
         assert second < len(truth)
     looks = sorted({0, *data.draw(st.lists(st.integers(0, len(truth) - 1)))})
     spans = recorded(truth, looks)
@@ -151,7 +151,7 @@ def test_sums_are_the_capacity_that_existed(truth: list[dict[str, GpuFact]], dat
 
 def test_a_clock_set_back_records_nothing_until_it_has_caught_up() -> None:
     """Looks at or before the last one change nothing; the next later one goes on where it stopped."""
-    fact = held_fact("g0", GpuUse.USED, "p", 0)
+    fact = held_fact("g0", TimeUse.USED, "p", 0)
     spans = {"g0": OpenSpan(fact, at(0))}
     back = advance(spans, {}, seen=at(10), now=at(4), gap_seconds=GAP_SECONDS)
     later = advance(spans, {}, seen=at(10), now=at(12), gap_seconds=GAP_SECONDS)

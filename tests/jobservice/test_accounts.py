@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.jobs.costs.spans import GpuAccount, GpuFact, GpuUse
+from atoll.jobs.costs.spans import GpuAccount, GpuFact, TimeUse
 from atoll.jobs.costs.usage import UsageKey, sum_usage
 from atoll.jobs.states import JobState, JobStep
 from jobs.accounts import (
@@ -58,7 +58,7 @@ class Accounts:
             lambda session: spans_between(session, UsageFilter("local"), after(0), after(10_000))
         )
         return {
-            group: {use.value: float(one.gpu_seconds(use)) for use in GpuUse if one.gpu_seconds(use)}
+            group: {use.value: float(one.gpu_seconds(use)) for use in TimeUse if one.gpu_seconds(use)}
             for group, one in sum_usage(spans, after(0), after(10_000), by).items()
         }
 
@@ -81,7 +81,7 @@ async def accounts(database: Database) -> AsyncIterator[Accounts]:
 
 def free(gpu: str) -> GpuFact:
     """Return a free GPU."""
-    return GpuFact(gpu, "n1", "nvidia-h100", GpuUse.FREE, price_micros=PRICE_MICROS)
+    return GpuFact(gpu, "n1", "nvidia-h100", TimeUse.FREE, price_micros=PRICE_MICROS)
 
 
 def held(
@@ -89,7 +89,7 @@ def held(
 ) -> GpuFact:
     """Return a GPU that a pod uses."""
     account = GpuAccount(namespace=namespace, job_id=job_id, pod_uid=pod)
-    fact = GpuFact(gpu, "n1", "nvidia-h100", GpuUse.USED, account, price_micros=PRICE_MICROS, held_since=after(since))
+    fact = GpuFact(gpu, "n1", "nvidia-h100", TimeUse.USED, account, price_micros=PRICE_MICROS, held_since=after(since))
     return replace(fact, **more)
 
 

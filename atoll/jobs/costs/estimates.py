@@ -5,7 +5,6 @@ None, and its reason says why.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from atoll.cluster.quantities import parse_amount
@@ -105,11 +104,6 @@ def smallest_card(memory_gb: float, prices: PriceTable, *, is_spot: bool = False
     """Return the smallest card that holds so much memory; of equal ones the cheapest."""
     cards = [one for one in prices.cards(is_spot=is_spot) if one.memory_gb and one.memory_gb >= memory_gb]
     return min(cards, key=lambda one: (one.memory_gb, one.micros, one.gpu), default=None)
-
-
-def starts_at(job: Job, now: datetime) -> datetime:
-    """Return when a job starts if it need not wait for quota."""
-    return max(now, job.policy.scheduled_start or now)
 
 
 def _seconds(job: Job, needs: Needs, learned: int | None, reasons: list[str]) -> int | None:

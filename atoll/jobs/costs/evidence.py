@@ -16,7 +16,7 @@ from atoll.cluster.machines import NodeDevices, is_mig_parent, nominal_memory_by
 from atoll.cluster.objects import Pod
 from atoll.cluster.transitions import Availability, Occupancy
 from atoll.jobs.costs.prices import PriceTable
-from atoll.jobs.costs.spans import NOBODY, WHOLE_PPM, GpuAccount, GpuFact, GpuUse
+from atoll.jobs.costs.spans import NOBODY, WHOLE_PPM, GpuAccount, GpuFact, TimeUse
 
 RUNNING: Final = "Running"
 Reports = Mapping[str, GpuNodeStatus]
@@ -41,7 +41,7 @@ def gpu_facts(
         for fact in _of_node(ledger, ledger.nodes[name], reports.get(name), prices, now_seconds):
             facts.setdefault(fact.gpu, fact)
     stranded = set(_stranded(facts.values(), ledger.pods.values(), models_of))
-    return {gpu: fact if gpu not in stranded else _with_use(fact, GpuUse.STRANDED) for gpu, fact in facts.items()}
+    return {gpu: fact if gpu not in stranded else _with_use(fact, TimeUse.STRANDED) for gpu, fact in facts.items()}
 
 
 def _of_node(
@@ -68,7 +68,7 @@ def _of_node(
                 and not is_mig_parent(device)
                 and not ledger.foreign_uses(node, device.uuid)
             )
-            use, account = GpuUse.FREE if is_usable else GpuUse.UNAVAILABLE, NOBODY
+            use, account = TimeUse.FREE if is_usable else TimeUse.UNAVAILABLE, NOBODY
         price = prices.table.of_card(card.model, nominal_memory_bytes(card), is_spot=node in prices.spot)
         created = seconds_of(lease.created) if lease is not None else None
         since = datetime.fromtimestamp(created, UTC) if created is not None else None
@@ -98,15 +98,15 @@ def _holder_uid(ledger: Ledger, node: str, device_id: int, uuid: str, lease: Lea
     return next((key for key in keys if key in ledger.pods), "")
 
 
-def _held_use(pod: Pod | None, uuid: str, report: GpuNodeStatus | None) -> GpuUse:
+def _held_use(pod: Pod | None, uuid: str, report: GpuNodeStatus | None) -> TimeUse:
     """Return what a held GPU does; without a reading of its processes, a running pod counts as using it."""
     if pod is None or pod.status.phase != RUNNING or pod.metadata.deletion_timestamp is not None:
-        return GpuUse.RESERVED
+        return TimeUse.RESERVED
     status = report.status if report is not None else None
     if status is None or not status.evidence.processes_read or uuid in status.evidence.uses_unread:
-        return GpuUse.USED
+        return TimeUse.USED
     seen = next((entry for entry in status.pods if entry.uid == pod.metadata.uid), None)
-    return GpuUse.IDLE if seen is not None and uuid not in seen.uuids else GpuUse.USED
+    return TimeUse.IDLE if seen is not None and uuid not in seen.uuids else TimeUse.USED
 
 
 def _account(pod: Pod | None, lease: LeaseRecord | None, uid: str) -> GpuAccount:
@@ -120,7 +120,7 @@ def _stranded(facts: Iterable[GpuFact], waiting: Iterable[Pod], models_of: Model
     """Yield the free GPUs that a waiting pod could have if they were on one machine."""
     free: dict[str, dict[str, list[str]]] = {}
     for fact in facts:
-        if fact.use is GpuUse.FREE and fact.share_ppm == WHOLE_PPM:
+        if fact.use is TimeUse.FREE and fact.share_ppm == WHOLE_PPM:
             free.setdefault(fact.model, {}).setdefault(fact.node, []).append(fact.gpu)
     if not free:
         return
@@ -135,7 +135,7 @@ def _names(models: Sequence[str], model: str) -> bool:
     return not models or any(model == one or model.startswith(f"{one}-") for one in models)
 
 
-def _with_use(fact: GpuFact, use: GpuUse) -> GpuFact:
+def _with_use(fact: GpuFact, use: TimeUse) -> GpuFact:
     return GpuFact(
         fact.gpu, fact.node, fact.model, use, fact.account, fact.share_ppm, fact.price_micros, fact.held_since
     )

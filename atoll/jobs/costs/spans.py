@@ -20,7 +20,7 @@ WHOLE_PPM: Final = 1_000_000
 """Share of a whole GPU; a MIG instance has the share of the card's memory that it has."""
 
 
-class GpuUse(StrEnum):
+class TimeUse(StrEnum):
     """What the time of a GPU went into."""
 
     USED = "used"
@@ -39,7 +39,7 @@ class GpuUse(StrEnum):
     """The service did not run, and nothing proves who held it."""
 
 
-HELD: Final = frozenset({GpuUse.USED, GpuUse.IDLE, GpuUse.RESERVED})
+HELD: Final = frozenset({TimeUse.USED, TimeUse.IDLE, TimeUse.RESERVED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class GpuFact:
     gpu: str
     node: str
     model: str
-    use: GpuUse
+    use: TimeUse
     account: GpuAccount = NOBODY
     share_ppm: int = WHOLE_PPM
     price_micros: int | None = None
@@ -160,4 +160,4 @@ def _is_same(one: GpuFact, other: GpuFact) -> bool:
 
 
 def _unseen(fact: GpuFact) -> GpuFact:
-    return replace(fact, use=GpuUse.UNSEEN, account=NOBODY, held_since=None)
+    return replace(fact, use=TimeUse.UNSEEN, account=NOBODY, held_since=None)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 from atoll.jobs.costs.prices import MICROS
-from atoll.jobs.costs.spans import HELD, WHOLE_PPM, GpuFact, GpuSpan, GpuUse
+from atoll.jobs.costs.spans import HELD, WHOLE_PPM, GpuFact, GpuSpan, TimeUse
 
 HOUR_SECONDS: Final = 3600
 
@@ -45,17 +45,17 @@ class UsageSum:
     """Sums of one group. `ppm_seconds`: seconds times the share of a GPU in millionths, by state. `cost_micros`: in
     millionths of a dollar. `unpriced_ppm_seconds`: held time of GPUs without a price."""
 
-    ppm_seconds: dict[GpuUse, int] = field(default_factory=lambda: dict.fromkeys(GpuUse, 0))
+    ppm_seconds: dict[TimeUse, int] = field(default_factory=lambda: dict.fromkeys(TimeUse, 0))
     cost_micros: Fraction = Fraction(0)
     unpriced_ppm_seconds: int = 0
 
-    def gpu_hours(self, *uses: GpuUse) -> float:
+    def gpu_hours(self, *uses: TimeUse) -> float:
         """Return the GPU-hours of the states; of all without any."""
-        return sum(self.ppm_seconds[use] for use in uses or GpuUse) / (WHOLE_PPM * HOUR_SECONDS)
+        return sum(self.ppm_seconds[use] for use in uses or TimeUse) / (WHOLE_PPM * HOUR_SECONDS)
 
-    def gpu_seconds(self, *uses: GpuUse) -> Fraction:
+    def gpu_seconds(self, *uses: TimeUse) -> Fraction:
         """Return the GPU-seconds of the states, exactly; of all without any."""
-        return Fraction(sum(self.ppm_seconds[use] for use in uses or GpuUse), WHOLE_PPM)
+        return Fraction(sum(self.ppm_seconds[use] for use in uses or TimeUse), WHOLE_PPM)
 
     @property
     def usd(self) -> float:

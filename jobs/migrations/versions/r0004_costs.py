@@ -24,6 +24,12 @@ def upgrade() -> None:
         sa.Column("budget_mark", sa.String(64), nullable=False, server_default=""),
     ):
         op.add_column("jobs", column)
+    _create_spans()
+    _create_errors()
+
+
+def _create_spans() -> None:
+    moment = sa.DateTime(timezone=True)
     op.create_table(
         "gpu_spans",
         sa.Column("id", sa.Integer, nullable=False, autoincrement=True),
@@ -56,6 +62,10 @@ def upgrade() -> None:
         sa.Column("seen_at", moment, nullable=False),
         sa.PrimaryKeyConstraint("cluster_id", name="pk_usage_clocks"),
     )
+
+
+def _create_errors() -> None:
+    moment = sa.DateTime(timezone=True)
     op.create_table(
         "estimate_errors",
         sa.Column("job_id", sa.String(36), nullable=False),
