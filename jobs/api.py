@@ -4,7 +4,7 @@ Every response is a record, a page, a stream, or problem details (RFC 9457). The
 authenticate the caller, find the job and check that the caller may see it, check that the caller may do this.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Final
@@ -21,15 +21,18 @@ from starlette.exceptions import HTTPException
 
 from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
-from atoll.jobs.permissions import AccessAnswer, JobPermission, seen_scopes
+from atoll.jobs.permissions import AccessAnswer, JobOwnership, JobPermission, seen_scopes
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.states import IllegalStep, JobState
-from atoll.jobs.words import JobType, SourceType
+from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.accounts import learned, resume_within
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
 from jobs.asking import OneJob, PageNumber, PageSize
+from jobs.audit import AuditEntry, action_of, entry_of
+from jobs.audit_routes import add_audit_routes
+from jobs.changing import JobChanges, apply_changes, changed_job
 from jobs.errors import JobServiceError
 from jobs.pod_logs import NoPods
 from jobs.problems import (
@@ -44,6 +47,7 @@ from jobs.problems import (
 from jobs.queue_api import QUEUES, add_queue_routes
 from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
+from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
     JobFilter,
     ask_to_cancel,
@@ -53,9 +57,10 @@ from jobs.store import (
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, new_job_of
+from jobs.submission import Submission, check_critical, new_job_of
 from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
+from jobs.webhook_routes import add_webhook_routes
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +80,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     app.get(JOB, responses=documented(401, 404, 422, 429, 503))(show)
     app.delete(JOB, status_code=202, responses=documented(401, 403, 404, 409, 422, 429, 503))(cancel)
     app.post(JOB + "/retry", responses=documented(401, 403, 404, 409, 422, 429, 503))(retry)
+    app.patch(JOB, responses=documented(401, 403, 404, 409, 422, 429, 503))(change)
     app.post(JOB + "/pause", responses=documented(401, 403, 404, 409, 422, 429, 503))(pause)
     app.post(JOB + "/resume", responses=documented(401, 403, 404, 409, 422, 429, 503))(resume)
     app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
@@ -90,6 +96,9 @@ def build_api(parts: ApiParts) -> FastAPI:
         },
     )(show_logs)
     add_usage_routes(app)
+    add_audit_routes(app)
+    add_schedule_routes(app)
+    add_webhook_routes(app)
     add_queue_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
@@ -119,7 +128,14 @@ async def submit(
     submission = Submission(await request.body(), caller, idempotency_key)
     queues = await parts.database.read(lambda session: queue_file_of(session, cluster))
     file = QueueFile.model_validate(queues.document) if queues is not None else None
-    new, needs = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
+    try:
+        new, needs = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
+    except ApiRefusal as refusal:
+        if refusal.problem.status == 403:
+            extra = {"detail": refusal.problem.detail}
+            entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
+            await parts.audit.note(entry)
+        raise
     kind = kind_of(new.job, needs)
 
     def work(session: Session) -> tuple[JobRecord, bool]:
@@ -128,7 +144,7 @@ async def submit(
         return create_job(session, priced, now, job_id=job_id)
 
     record, is_new = await parts.database.write(work)
-    log.info("Decided", action=JobPermission.CREATE, job=record.id, user=caller.name, answer=AccessAnswer.ALLOWED)
+    await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"{JOBS.format(cluster=cluster)}/{record.id}"
@@ -159,6 +175,7 @@ async def list_all(
         name=name,
     )
     found = await parts.database.read(lambda session: list_jobs(session, wanted, page=page, page_size=page_size))
+    await parts.audit.note(AuditEntry(caller.name, action_of(JobPermission.LIST), AccessAnswer.ALLOWED, "", ""))
     items = [view_of(record) for record in found.records]
     return JobListView(items=items, page=page, page_size=page_size, total=found.total)
 
@@ -166,6 +183,20 @@ async def list_all(
 async def show(asked: OneJob) -> JobView:
     """Show a job and its state."""
     return view_of(await asked.allowed(JobPermission.VIEW))
+
+
+async def change(asked: OneJob, changes: JobChanges) -> JobView:
+    """Change policy, intent or labels of a job. Its objects keep what they have until the next attempt."""
+    record = await asked.allowed(JobPermission.PRIORITY)
+    now, actor, rendering = asked.parts.now(), asked.caller.name, asked.parts.rendering
+    needs, document = changed_job(record, changes, rendering, now_seconds=now.timestamp())
+    if needs.priority is Priority.CRITICAL:
+        check_critical(asked.caller, JobOwnership(record.tenant_id, record.project_id, record.created_by))
+    changed = await asked.parts.database.write(
+        lambda session: apply_changes(session, record, document, now, actor=actor)
+    )
+    asked.parts.wake(changed.id)
+    return view_of(changed)
 
 
 async def cancel(asked: OneJob) -> JobView:
@@ -280,11 +311,17 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 async def _on_invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = [
-        FieldFault(field=".".join(map(str, one["loc"][1:])), value=shown(one.get("input")), limit=str(one["msg"]))
+        FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=str(one["msg"]))
         for one in error.errors()
     ]
-    detail = "; ".join(f"{one.field} is {one.value}: {one.limit}" for one in faults[:3])
+    detail = "; ".join(f"{one.field}{f' is {one.value}' if one.value else ''}: {one.limit}" for one in faults[:3])
     return response_of(problem(422, "invalid-request", "The request has mistakes", detail, faults))
+
+
+def _shown_input(fault: Mapping[str, Any]) -> str:
+    """Return the refused value; not that of a secret, nor a whole body, which may hold one."""
+    is_open = len(fault["loc"]) > 1 and "secret" not in fault["loc"]
+    return shown(fault.get("input")) if is_open else ""
 
 
 async def _on_http(_request: Request, error: Exception) -> Response:

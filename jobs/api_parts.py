@@ -11,11 +11,14 @@ from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller
 from atoll.jobs.settings import RenderSettings
 from atoll.ml.problems import shown
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, NotIdentified
 from jobs.database import Database
+from jobs.limits import UserLimits
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
 from jobs.queue_cluster import QueueCluster
+from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 
 Cluster = Annotated[str, Path(max_length=63)]
@@ -31,6 +34,9 @@ class ApiParts:
     settings: JobServiceSettings
     rendering: RenderSettings
     prices: PriceTable
+    secrets: SecretBox | None
+    audit: AuditTrail
+    limits: UserLimits
     logs: LogReader
     queues: QueueCluster
     service_id: str
@@ -53,6 +59,9 @@ async def caller_of(request: Request) -> JobCaller:
         kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
         headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
         raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
+    if not parts.limits.try_take(found.name):
+        told = problem(429, "too-many", "Too many requests", f"{found.name} sends too many requests: slow down")
+        raise ApiRefusal(told, headers={"Retry-After": "1"})
     return parts.rules.caller(found.name, found.groups)
 
 

@@ -4,21 +4,20 @@ The checks run in this order: authenticate the caller, find the job and check th
 caller may do this.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
-import structlog
 from fastapi import Depends, Query
 
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
+from jobs.audit import entry_of
 from jobs.errors import JobUnknown
 from jobs.problems import ApiRefusal, problem
 from jobs.records import JobRecord
 from jobs.store import PAGE_SIZE_MAX, get_job
-
-log = structlog.get_logger(__name__)
 
 PAGES_MAX: Final = 1_000_000
 
@@ -34,14 +33,16 @@ class Asked:
     caller: JobCaller
     job_id: str
 
-    async def allowed(self, permission: JobPermission) -> JobRecord:
-        """Return the record if the caller has the permission. Raises JobUnknown, ApiRefusal."""
+    async def allowed(self, permission: JobPermission, extra: Mapping[str, Any] | None = None) -> JobRecord:
+        """Return the record if the caller has the permission. `extra`: for the audit, what is to be done. Raises
+        JobUnknown, ApiRefusal."""
         record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
         if record.cluster_id != self.parts.settings.cluster:
             raise JobUnknown(self.job_id)
         whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
         answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
-        log.info("Decided", action=permission, job=self.job_id, user=self.caller.name, answer=answers[1])
+        answer = answers[0] if answers[0] is not AccessAnswer.ALLOWED else answers[1]
+        await self.parts.audit.note(entry_of(record, self.caller.name, permission, answer, extra))
         if answers[0] is not AccessAnswer.ALLOWED:
             raise JobUnknown(self.job_id)
         if answers[1] is not AccessAnswer.ALLOWED:

@@ -11,7 +11,17 @@ from pydantic import BaseModel, Field
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.states import IllegalStep
 from atoll.ml.problems import AttributeProblem, Problems
-from jobs.errors import BudgetSpent, JobServiceError, JobUnknown, KeyReused, NameTaken, NotPaused, RecordChanged
+from jobs.errors import (
+    BudgetSpent,
+    JobEnded,
+    JobServiceError,
+    JobUnknown,
+    KeyReused,
+    NameTaken,
+    NotPaused,
+    RecordChanged,
+    WebhookUnknown,
+)
 
 MEDIA_TYPE: Final = "application/problem+json"
 FAULTS_MAX: Final = 100
@@ -82,6 +92,8 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (JobUnknown, 404, "not-found", "Not found"),
     (NameTaken, 409, "name-taken", "An active job has that name"),
     (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
+    (WebhookUnknown, 404, "not-found", "Not found"),
+    (JobEnded, 409, "job-ended", "The job has ended"),
     (NotPaused, 409, "not-paused", "The job is not paused"),
     (BudgetSpent, 409, "budget-spent", "The job's budget is spent"),
     (RecordChanged, 409, "changed-meanwhile", "The record changed in the meantime; try again"),

@@ -220,3 +220,69 @@ class QueueFileRecord(RecordBase):
     has_kueue: Mapped[bool | None] = mapped_column()
     problems: Mapped[list[str]] = mapped_column(JSON)
     """What the leader could not create, change or remove."""
+
+
+class WebhookRecord(RecordBase):
+    """A place that is told of jobs. `secret`: encrypted; see jobs.secrets."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (Index("ix_webhooks_cluster_id_tenant_id", "cluster_id", "tenant_id"),)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    cluster_id: Mapped[str] = mapped_column(String(63))
+    tenant_id: Mapped[str] = mapped_column(String(63))
+    url: Mapped[str] = mapped_column(String(1024))
+    secret: Mapped[str] = mapped_column(Text)
+    events: Mapped[list[str]] = mapped_column(JSON)
+    job_types: Mapped[list[str]] = mapped_column(JSON)
+    labels: Mapped[dict[str, str]] = mapped_column(JSON)
+    created_by: Mapped[str] = mapped_column(String(256))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class DeliveryRecord(RecordBase):
+    """One event for one webhook, written with the event itself. Without `next_at` nothing is tried any more."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        Index("ix_deliveries_next_at", "next_at"),
+        Index("ix_deliveries_webhook_id_created_at", "webhook_id", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str] = mapped_column(String(36))
+    event: Mapped[str] = mapped_column(String(32))
+    payload: Mapped[dict[str, Any]] = mapped_column(JSON)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    next_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    attempts: Mapped[int] = mapped_column(default=0)
+    status: Mapped[int | None] = mapped_column()
+    """HTTP status of the last answer."""
+    told: Mapped[str] = mapped_column(Text, default="")
+    """Why the last attempt failed."""
+    delivered_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class AuditRecord(RecordBase):
+    """One decision about a request: who asked for what, and the answer."""
+
+    __tablename__ = "audit"
+    __table_args__ = (
+        Index("ix_audit_tenant_id_id", "tenant_id", "id"),
+        Index("ix_audit_resource_id", "resource_id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    at: Mapped[datetime] = mapped_column(UtcTime)
+    user: Mapped[str] = mapped_column(String(256))
+    action: Mapped[str] = mapped_column(String(64))
+    answer: Mapped[str] = mapped_column(String(16))
+    resource_type: Mapped[str] = mapped_column(String(16))
+    resource_id: Mapped[str] = mapped_column(String(64))
+    tenant_id: Mapped[str] = mapped_column(String(63))
+    project_id: Mapped[str | None] = mapped_column(String(63))
+    job_type: Mapped[str | None] = mapped_column(String(16))
+    source_type: Mapped[str | None] = mapped_column(String(16))
+    source_id: Mapped[str | None] = mapped_column(String(63))
+    extra: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -19,6 +19,7 @@ from atoll.kube.clock import Clock
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.mirror import ClusterMirror
+from atoll.ml.policy import MlPolicy
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
@@ -28,17 +29,22 @@ from atoll.service.tls import TlsFiles, server_context
 from jobs.accounting import GpuAccounting
 from jobs.api import build_api
 from jobs.api_parts import ApiParts
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
 from jobs.cluster import JobCluster
 from jobs.database import Database, opened
 from jobs.following import JobFollower
+from jobs.limits import UserLimits
 from jobs.listener import serving
+from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
 from jobs.pod_logs import PodLogs
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
 from jobs.reconciler import JobReconciler
+from jobs.secrets import SecretBox
 from jobs.settings import EVERYTHING, AccessRules, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
+from jobs.webhook_sender import WebhookSender
 
 log = structlog.get_logger(__name__)
 
@@ -71,13 +77,16 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
     clock, metrics = SystemClock(), Metrics("jobs")
     rules = EVERYTHING if settings.access is None else access_rules(settings.access)
     files = _Files(rules, render_settings(settings.render), price_table(settings.prices))
-    context = _tls(settings, clock)
+    context, secrets_of_webhooks = _tls(settings, clock), SecretBox.of(settings.secret_key)
     database = opened(settings.database.get_secret_value())
     try:
         async with await ApiClient.connect(settings.kubeconfig, user_agent="atoll-jobs") as client:
             count_calls(metrics, client)
             own_id = await database.write(lambda session: service_id(session, clock.now()))
             service = _working(settings, files, client, database, clock, own_id)
+            audit = AuditTrail(database, clock)
+            hosts = MlPolicy(hosts=settings.webhook_hosts)
+            sender = WebhookSender(database, secrets_of_webhooks, clock, cluster=settings.cluster, policy=hosts)
             _register(metrics, service)
             leader, follower = service.leader, service.follower
             parts = ApiParts(
@@ -87,13 +96,16 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 settings=settings,
                 rendering=files.rendering,
                 prices=files.prices,
+                secrets=secrets_of_webhooks,
+                audit=audit,
+                limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
                 logs=PodLogs(client),
                 queues=QueueCluster(client),
                 service_id=own_id,
                 now=clock.now,
                 wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
             )
-            await _run(settings, parts, service, metrics, context)
+            await _run(settings, parts, service, sender, metrics, context)
     finally:
         database.close()
 
@@ -150,6 +162,7 @@ async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
     service: _Running,
+    sender: WebhookSender,
     metrics: Metrics,
     context: ssl.SSLContext | None,
 ) -> None:
@@ -162,17 +175,21 @@ async def _run(
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
             mirror=service.mirror.run(),
-            lead=_lead_term_by_term(service),
+            audit=parts.audit.run(),
+            lead=_lead_term_by_term(service, sender),
         )
 
 
-async def _lead_term_by_term(service: _Running) -> None:
+async def _lead_term_by_term(service: _Running, sender: WebhookSender) -> None:
     """Reconcile jobs and queues, and record GPU time, while this process leads; wait again after leadership is lost."""
     while True:
         try:
             await service.leader.lead(
                 lambda _term: supervise(
-                    jobs=service.follower.run(), queues=service.keeper.run(), accounting=service.accounting.run()
+                    jobs=service.follower.run(),
+                    queues=service.keeper.run(),
+                    accounting=service.accounting.run(),
+                    webhooks=sender.run(),
                 )
             )
         except LeadershipLost as error:
@@ -188,7 +205,17 @@ def _authenticator(settings: JobServiceSettings, client: ApiClient, clock: Clock
     if settings.insecure_local:
         log.warning("Authentication is off: everybody who can connect may do everything", host=settings.host)
         return LocalUser()
-    return TokenReviewer(client, audience=settings.audience, now=clock.monotonic_seconds)
+    reviewer = TokenReviewer(client, audience=settings.audience, now=clock.monotonic_seconds)
+    if not settings.oidc_issuer:
+        return reviewer
+    issuer = OidcIssuer(
+        settings.oidc_issuer,
+        settings.oidc_audience,
+        settings.oidc_user_claim,
+        settings.oidc_groups_claim,
+        settings.oidc_prefix,
+    )
+    return OidcTokens(issuer, reviewer, fetch=fetch_json, now=clock.monotonic_seconds)
 
 
 def _tls(settings: JobServiceSettings, clock: Clock) -> ssl.SSLContext | None:

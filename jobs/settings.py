@@ -43,10 +43,28 @@ class JobServiceSettings(Settings):
     """Require no token and let everybody who can connect do everything; only on loopback, for trying it out."""
     audience: str = ""
     """Required audience of tokens; empty means the API server's own audience."""
+    oidc_issuer: str = ""
+    """URL of an OpenID Connect issuer whose ID tokens are taken as well; empty means none."""
+    oidc_audience: str = ""
+    """Required audience of these tokens: the client id of this service at the issuer."""
+    oidc_user_claim: str = "email"
+    """Claim with the user's name."""
+    oidc_groups_claim: str = "groups"
+    """Claim with the user's groups."""
+    oidc_prefix: Annotated[str, Field(min_length=1, max_length=32)] = "oidc:"
+    """Stands before the names and groups of these tokens in the access file."""
+    requests_per_second: Annotated[float, Field(gt=0, le=10_000)] = 20.0
+    """Requests that one user may send, on average."""
+    requests_burst: Annotated[int, Field(ge=1, le=100_000)] = 200
+    """Requests that one user may send at once."""
     render: Path | None = None
     """YAML file that says how jobs become objects, as `atoll job --settings` takes it."""
     prices: Path | None = None
     """YAML file with the prices of GPUs; without it nothing has a price, and GPU time is recorded all the same."""
+    secret_key: Path | None = None
+    """File with the key that encrypts the secrets of webhooks; without it there are no webhooks."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Hosts that webhooks may lead to although they are not public."""
     host: str = "127.0.0.1"
     """Address of the API; beyond loopback it needs a certificate."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8090
@@ -77,6 +95,8 @@ class JobServiceSettings(Settings):
             raise ValueError(f"insecure_local is for loopback alone, and host is {self.host}")
         if self.insecure_local == (self.access is not None):
             raise ValueError("give access, a file with rules, or insecure_local to try it out alone; one of both")
+        if self.oidc_issuer and not (self.oidc_issuer.startswith("https://") and self.oidc_audience):
+            raise ValueError("oidc_issuer must be an https URL, and needs oidc_audience")
         if self.namespace.count(TENANT_PLACE) > 1 or "{" in self.namespace.replace(TENANT_PLACE, ""):
             raise ValueError("namespace may have {tenant} in it once, and no other braces")
         return self

@@ -24,6 +24,7 @@ from atoll.jobs.retries import bounded
 from atoll.jobs.states import ENDED, FIRST, IN_CLUSTER, IllegalStep, JobState, JobStep, step
 from jobs.errors import JobUnknown, KeyReused, NameTaken, NotPaused, RecordChanged
 from jobs.records import JobEventRecord, JobRecord, ServiceRecord
+from jobs.webhook_store import queue_deliveries
 
 PAGE_SIZE_MAX: Final = 200
 HISTORY_READ_MAX: Final = 32
@@ -169,14 +170,15 @@ def get_job(session: Session, job_id: str) -> JobRecord:
 
 def list_jobs(session: Session, wanted: JobFilter, *, page: int, page_size: int) -> JobPage:
     """Return a page of jobs, newest first; pages count from 1."""
-    where = _conditions(wanted)
+    where = conditions_of(wanted)
     total = session.scalar(select(func.count()).select_from(JobRecord).where(*where)) or 0
     size = min(page_size, PAGE_SIZE_MAX)
     newest = select(JobRecord).where(*where).order_by(JobRecord.created_at.desc(), JobRecord.id.desc())
     return JobPage(session.scalars(newest.offset((page - 1) * size).limit(size)).all(), total)
 
 
-def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+def conditions_of(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    """Return what holds for the wanted jobs."""
     where: list[ColumnElement[bool]] = [JobRecord.cluster_id == wanted.cluster_id]
     if wanted.scopes is not None:
         seen: ColumnElement[bool] = JobRecord.id.is_(None)
@@ -261,6 +263,7 @@ def take_step(
         setattr(record, field, value)
     _flush(session, record)
     _note(session, record, asked.value, now=now, message=message, actor=actor)
+    queue_deliveries(session, record, now)
     return record
 
 
@@ -314,6 +317,13 @@ def resume_job(session: Session, job_id: str, *, now: datetime, actor: str) -> J
     _flush(session, record)
     _note(session, record, RESUMED, now=now, actor=actor)
     return record
+
+
+def note_change(
+    session: Session, record: JobRecord, what: str, *, now: datetime, actor: str, message: str = ""
+) -> None:
+    """Add an entry to a job's history that is no step."""
+    _note(session, record, what, now=now, message=message, actor=actor)
 
 
 def note_budget(session: Session, job_id: str, *, now: datetime, message: str, mark: str) -> None:

@@ -92,7 +92,7 @@ async def show_usage(
     """Sum GPU time and cost of a time, the last 30 days by default. Operators see all GPUs, others their tenants'."""
     check_cluster(cluster, parts)
     scopes, keys = seen_scopes(caller), tuple(dict.fromkeys(by))
-    first, last = _times(parts.now(), start, end)
+    first, last = times_of(parts.now(), start, end)
     wanted = UsageFilter(cluster, scopes)
     spans = await parts.database.read(lambda session: spans_between(session, wanted, first, last))
     groups = sum_usage(spans, first, last, keys)
@@ -143,7 +143,8 @@ def safe_cell(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def _times(now: datetime, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+def times_of(now: datetime, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+    """Return the time that is asked for, the last 30 days by default. Raises ApiRefusal."""
     last = end or now
     first = start or last - timedelta(days=DAYS)
     if not first < last <= first + timedelta(days=DAYS_MAX):

@@ -10,11 +10,14 @@ from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from jobs.api import build_api
 from jobs.api_parts import ApiParts
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
+from jobs.limits import UserLimits
 from jobs.pod_logs import NoPods
 from jobs.queue_cluster import QueueCluster
 from jobs.records import JobRecord
+from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 from tests.fakes.clock import ManualClock
 from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, WorldApi
@@ -47,6 +50,9 @@ PRICES = PriceTable.model_validate(
         ]
     }
 )
+
+
+SECRET_KEY = b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 
 class NameTokens:
@@ -96,6 +102,9 @@ class JobService:
             settings=settings,
             rendering=RenderSettings(),
             prices=PRICES,
+            secrets=SecretBox(SECRET_KEY),
+            audit=AuditTrail(database, self.clock),
+            limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
             logs=self.logs,
             queues=QueueCluster(WorldApi(self.world, Faults())),
             service_id=SERVICE_ID,
