@@ -94,9 +94,7 @@ def resolve_request(
         if isinstance(gang, Denial):
             return gang
         resource = "" if gang and not atoll_resources(pod) else names.GPU_RESOURCE
-        return ResolvedRequest(
-            resource=resource, gang=gang, by_index=defaults.visible_devices is VisibleDevices.INDEX
-        )
+        return ResolvedRequest(resource=resource, gang=gang, by_index=defaults.visible_devices is VisibleDevices.INDEX)
     name = pod.annotations[names.CLAIM]
     if not isinstance(claim, GpuClaim):
         return _refuse_lookup(claim, name=name, namespace=namespace)

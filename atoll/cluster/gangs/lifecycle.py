@@ -71,7 +71,7 @@ class Obstacle:
 _ADVICE = {
     names.REJECT_CLAIM_MISSING: "create GpuClaim {claim!r}",
     names.REJECT_CLAIM_REPLACED: "create the pod anew too, which names GpuClaim {claim!r}",
-    names.REJECT_COUNT_MISMATCH: "a member asks for as many GPUs as its claim says, and without a claim for at least one",
+    names.REJECT_COUNT_MISMATCH: "a member asks for as many GPUs as its claim says, without a claim for one or more",
 }
 
 
