@@ -87,7 +87,7 @@ class AgentSettings(settings.Settings):
     """JSON file with the faults of the simulated devices; read at every look."""
 
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics."""
+    """Address of /livez, /readyz and /metrics; `*` means every address, IPv4 and IPv6."""
     health_port: Annotated[int, Field(ge=0, le=65_535)] = 9433
     """Port of these pages; 0 takes any free one."""
     log_level: str = "info"

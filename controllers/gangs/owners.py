@@ -133,9 +133,15 @@ async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_
 
 
 async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
-    """Resume an owner that was suspended for this gang; False where it is not. Raises KubeError."""
+    """Resume an owner that was suspended for this gang; False where it is not. A suspension of ours that has not
+    arrived yet fails then, because the owner has another version. Raises KubeError."""
     body = await _read(context, namespace, owner)
-    if body is None or body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED) != gang_uid:
+    if body is None:
+        return False
+    mark = body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED)
+    if mark != gang_uid:
+        if not mark:
+            await _patch(context, namespace, owner, body, mark="" if mark is None else None)
         return False
     await _switch(context, namespace, owner, body, suspended=False, mark=None)
     log.info("Resumed the owner of a gang", owner=f"{owner.kind} {namespace}/{owner.name}")
@@ -162,12 +168,21 @@ async def _switch(
 ) -> None:
     kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
     value: dict[str, Any] = {kind.switch: kind.off is suspended}
-    patch = merge_patch(
-        uid=owner.uid,
-        resource_version=body["metadata"]["resourceVersion"],
-        annotations={names.GANG_SUSPENDED: mark},
-        spec={kind.section: value} if kind.section else value,
-    )
+    await _patch(context, namespace, owner, body, mark=mark, spec={kind.section: value} if kind.section else value)
+
+
+async def _patch(
+    context: Context,
+    namespace: str,
+    owner: SuspendedOwner,
+    body: dict[str, Any],
+    *,
+    mark: str | None,
+    spec: dict[str, Any] | None = None,
+) -> None:
+    version = body["metadata"]["resourceVersion"]
+    patch = merge_patch(uid=owner.uid, resource_version=version, annotations={names.GANG_SUSPENDED: mark})
+    patch |= {} if spec is None else {"spec": spec}
     path = path_of(namespace, owner)
     assert path is not None
     try:

@@ -139,6 +139,7 @@ KEYS = {
     "STATIC_POD_UID": "tests/agent/test_evidence.py::test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses",
     "GANG_MADE_FOR": f"{GANGS}::test_a_gang_is_made_for_pods_that_say_how_many_they_are",
     "GANG_SUSPENDED": NOT_READY,
+    "GANG_FENCED": "tests/controllers/test_gang_fences.py::test_a_status_without_an_answer_is_fenced_first",
     "LEASE_NODE": f"{LEDGER}::test_unreadable_lease_blocks_the_device_of_its_name",
     "LEASE_NODE_UID": f"{LEDGER}::test_unreadable_lease_blocks_the_device_of_its_name",
     "LEASE_DEVICE_ID": f"{LEDGER}::test_unreadable_lease_blocks_the_device_of_its_name",

@@ -15,6 +15,7 @@ from tests.deploy.requests import (
     create,
     debug,
     eviction,
+    launcher,
     lease,
     node_status,
     plain_container,
@@ -56,6 +57,8 @@ USERS = [
     create("AMD GPUs as the webhook leaves them",
            shaped("new", {**shaped_container(gpus=1), "env": [
                {"name": "ROCR_VISIBLE_DEVICES", "valueFrom": reference("uuids", "main")}]})),
+    create("a launcher of a gang, without GPUs",
+           launcher(plain_container(CUDA_VISIBLE_DEVICES=""))),
     create("index mode as the webhook leaves it",
            shaped("new", {**shaped_container(gpus=1), "env": [
                *shaped_container()["env"], {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}]})),

@@ -23,6 +23,7 @@ from tests.deploy.requests import (
     binding,
     create,
     debug,
+    launcher,
     lease,
     node_status,
     plain_container,
@@ -313,6 +314,12 @@ SHAPE_DOORS = [
         shaped("new", annotations={"gpu.scheduling/gang": "g"}),
         policy="atoll-shape",
     ),
+    create("a launcher without its gate", launcher(plain_container(), schedulingGates=[]), policy="atoll-shape"),
+    create(
+        "a launcher that takes all GPUs", launcher(plain_container(NVIDIA_VISIBLE_DEVICES="all")), policy="atoll-shape"
+    ),
+    create("a launcher under the RuntimeClass", launcher(runtimeClassName="atoll-nvidia"), policy="atoll-shape"),
+    create("a launcher that reads GPUs of its annotations", launcher(shaped_container()), policy="atoll-shape"),
     create(
         "GPUs chosen by a mount",
         shaped("new", {**shaped_container(gpus=1), **MOUNT}, volumes=VOLUMES),

@@ -341,7 +341,7 @@ def test_parts_understand_their_arguments(kind: str, name: str) -> None:
         for port in container.get("ports", ()):
             setting = "health_port" if port["name"] == "health" else "port"
             assert port["containerPort"] == getattr(values, setting)
-        assert "health" not in {port["name"] for port in container.get("ports", ())} or values.health_host == "0.0.0.0"
+        assert "health" not in {port["name"] for port in container.get("ports", ())} or values.health_host == "*"
 
 
 def test_every_policy_is_in_the_documentation() -> None:

@@ -20,8 +20,12 @@
 {{- define "atoll.podSecurity" -}}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
+  {{- with .Values.podSecurity.runAsUser }}
+  runAsUser: {{ int . }}
+  {{- end }}
+  {{- with .Values.podSecurity.runAsGroup }}
+  runAsGroup: {{ int . }}
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
