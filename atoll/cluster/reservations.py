@@ -28,7 +28,7 @@ from atoll.api.reservations import (
 from atoll.api.times import seconds_of, text_of
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.machines import NodeDevices
-from atoll.cluster.requests import bare_request
+from atoll.cluster.requests import Request, bare_request
 from atoll.cluster.selection import Candidate, device_groups, select
 from topology.islands import islands
 
@@ -205,10 +205,10 @@ def _sets(
     fullness = free.bit_count()
     if shape.unit is ReservationUnit.GPU:
         count = min(missing, fullness, COUNT_MAX)
-        answer = select(devices, free, bare_request(count, models=shape.models)) if count else None
+        answer = select(devices, free, _request(shape, count)) if count else None
         while count and not isinstance(answer, Candidate):
             count -= 1
-            answer = select(devices, free, bare_request(count, models=shape.models)) if count else None
+            answer = select(devices, free, _request(shape, count)) if count else None
         if isinstance(answer, Candidate):
             yield -count, fullness, _mask(answer.choice.positions)
         return
@@ -222,9 +222,13 @@ def _sets(
             yield -mask.bit_count(), fullness, mask
 
 
+def _request(shape: ReservationShape, count: int) -> Request:
+    return bare_request(count, models=shape.models, mig_profile=shape.mig_profile)
+
+
 def _matching(shape: ReservationShape, devices: NodeDevices) -> int:
     """Return the mask of GPUs that match the shape, free or not."""
-    groups = device_groups(devices.shape, bare_request(1, models=shape.models))
+    groups = device_groups(devices.shape, _request(shape, 1))
     if not isinstance(groups, tuple):
         return 0
     mask = 0
