@@ -204,6 +204,8 @@ def test_sick_gpu_is_exchanged_and_a_silent_node_is_not() -> None:
     leases = floor.leases(reservation)
     heard = {name: offer for name, offer in floor.offers().items() if name != "n1"}
     assert decide(reservation, leases, heard, START).released == ()
+    moved = decide(reservation, leases, heard, START, gone={"n1"})
+    assert {record.node for record in moved.released} == {"n1"}, "its Node was deleted"
 
 
 @pytest.mark.parametrize(
@@ -351,6 +353,12 @@ class ReservationHistory:
     def sicken(self, choice: int) -> None:
         self.floor.ledger.put_report(make_report("n2", PROFILES["n2"], sick=[choice]))
 
+    def disagree(self, choice: int) -> None:
+        """Another leader's clock is far off, so that the reservation has not begun, or is over."""
+        off_seconds = 1000.0 * (choice - 4)
+        spec = {"starts": text_of(START - 500.0), "ends": text_of(START + 500.0)}
+        self.status = self.floor.settle(self.reservation(**spec), START + off_seconds).status
+
     def resize(self, choice: int) -> None:
         self.count = max(1, self.count + choice - 3)
 
@@ -370,6 +378,7 @@ EVENTS = (
     ReservationHistory.bind,
     ReservationHistory.finish,
     ReservationHistory.sicken,
+    ReservationHistory.disagree,
     ReservationHistory.resize,
 )
 
