@@ -41,10 +41,15 @@ def kill_all(installation: Installation) -> None:
     installation.wait_ready(parts)
 
 
-def lose(world: RealCluster, node: str) -> None:
-    """Pull the plug of a machine, delete its Node, and say that it is gone for good."""
+def lose(node: str, *worlds: RealCluster) -> None:
+    """Pull the plug of a machine, delete its Node and its pods, and say that it is gone for good."""
+    world = worlds[0]
     world.cluster.stop_node(node)
     assert world.cluster.kubectl("delete", "node", node).returncode == 0
+    for each in worlds:
+        for pod in each.pods():
+            if pod["spec"].get("nodeName") == node:
+                each.delete(pod["metadata"]["name"], force=True)
     words = ("node", "forget", node, "--reason", "burnt", "--kubeconfig", str(world.cluster.kubeconfig))
 
     def is_believed() -> bool:
@@ -81,11 +86,7 @@ def test_nightly_job_has_its_gpus_whatever_fails(hall: Installation) -> None:
         held = [allocation for name in members if (allocation := world.allocation(name)) is not None]
         assert {device for one in held for device in one.device_ids} == before == reserved.devices(home)
 
-        lose(world, home)
-        for name in members:
-            world.delete(name, force=True)
-        for name in (name for name in running(other) if other.get(name)["spec"]["nodeName"] == home):
-            other.delete(name, force=True)
+        lose(home, world, other)
         reserved.wait("Filling", idle=0, used=0)
         freed = running(other)[0]
         other.delete(freed)

@@ -167,7 +167,7 @@ class GangJudge:
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
         self._let_go: dict[str, set[str]] = {}
-        """By admission; once as many as the gang needs were, the others take the places of lost ones, one by one."""
+        """By admission: who had GPUs then, however soon it failed. Lost members are replaced one by one."""
         server.listeners.append(self._on_write)
 
     def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
@@ -192,12 +192,11 @@ class GangJudge:
         if not admission:
             self._break(8, f"{uid} was let go in no admission")
         holders = {lease["spec"].get("holderIdentity", "").rpartition("/")[2] for lease in self._leases()}
-        held = sum(one["metadata"]["uid"] in holders for one in self._jobs.members(name))
         job, gone = self._jobs.jobs[name], self._let_go.setdefault(admission, set())
-        is_successor = len(gone) + len(job.done) >= job.count
+        served = {one["metadata"]["uid"] for one in self._jobs.members(name)} & holders | gone | job.done
         gone.add(uid)
-        if held + len(job.done) < job.count and not is_successor:
-            self._break(8, f"{uid} was let go while {held} members hold GPUs and {len(job.done)} are done")
+        if len(served) < job.count:
+            self._break(8, f"{uid} was let go while {len(served)} members hold GPUs, held them before, or are done")
 
     def _leases(self) -> list[Object]:
         return self._server.collection(LEASES)
