@@ -88,8 +88,12 @@ def test_nightly_job_has_its_gpus_whatever_fails(hall: Installation) -> None:
 
         lose(home, world, other)
         reserved.wait("Filling", idle=0, used=0)
-        freed = running(other)[0]
-        other.delete(freed)
+        (waiting,) = {pod["metadata"]["name"] for pod in other.pods()} - {*running(other)}
+        other.delete(running(other)[0])
+        other.wait(
+            lambda: reserved.status()["phase"] == "Active" or other.get(waiting)["spec"].get("nodeName"),
+            "somebody to have the GPUs that fell free",
+        )
         reserved.wait("Active", idle=4, used=0)
         assert len(reserved.devices(away)) == 4
         members = reserved.gang(world, "again", 2, "two")
