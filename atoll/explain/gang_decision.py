@@ -62,7 +62,7 @@ class IndexedGangs:
         return node_domains_of(topology, snapshot.nodes, reports, strict=is_strict, confined=is_confined)
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
-        """Return each member's request, by uid; or why one of them is invalid."""
+        """Return each member's request, by uid, without those that need no GPUs; or why one of them is invalid."""
         return member_requests(members, self.scene.snapshot.claim_of, self.scene.snapshot.reservation_of)
 
     def admitted(self) -> dict[GangKey, GangView]:

@@ -14,7 +14,7 @@ from atoll.cluster.requests import Request, request_of
 _ADVICE = {
     names.REJECT_CLAIM_MISSING: "create GpuClaim {claim!r}",
     names.REJECT_CLAIM_REPLACED: "create the pod anew too, which names GpuClaim {claim!r}",
-    names.REJECT_COUNT_MISMATCH: "every member asks for GPUs, for as many as its claim says where it names one",
+    names.REJECT_COUNT_MISMATCH: "a member asks for as many GPUs as its claim says, without a claim for one or more",
 }
 
 
@@ -23,11 +23,13 @@ def member_requests(
     claim_of: Callable[[Pod], GpuClaim | None],
     reservation_of: Callable[[Pod], GpuReservation | None],
 ) -> dict[str, Request] | Obstacle:
-    """Return what each member asks for, by uid; or why one of them cannot be served. All members name the same
-    GpuReservation, or none."""
+    """Return what each member asks for, by uid, without those that need no GPUs; or why one cannot be served. All of
+    them name the same GpuReservation, or none."""
     found: dict[str, Request] = {}
     for member in members:
         pod = member.pod
+        if not pods.is_gpu_pod(pod):
+            continue
         request = request_of(pod, claim_of(pod), is_admitted=True, reservation=reservation_of(pod))
         if not isinstance(request, Request):
             advice = _ADVICE.get(request.reason, "").format(claim=pods.claim_name(pod))
