@@ -10,21 +10,23 @@ import pytest
 import yaml
 
 from devcluster import DevCluster, DevNodeSpec
-from tests.e2e.test_job_service import NAMESPACE, REPOSITORY, RunningService, wait
+from tests.e2e.running_service import NAMESPACE, RunningService, wait
 from tests.fakes.postgres import postgres
 from tests.jobs.test_job_examples import EXAMPLES
 
 pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 class Replica(RunningService):
     """A replica, and whether it leads."""
 
     def __init__(self, cluster: DevCluster, folder: Path, *, database: str) -> None:
-        super().__init__(cluster, folder, database=database)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.health_port = probe.getsockname()[1]
+            port = probe.getsockname()[1]
+        super().__init__(cluster, folder, database=database, health_port=port)
 
     def metric(self, name: str) -> float:
         """Return a metric of this replica; -1 while it does not answer."""
