@@ -22,7 +22,7 @@ from atoll.kube.mirror import ClusterMirror
 from atoll.ml.policy import MlPolicy
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
-from atoll.service.http import add_health, application, serve
+from atoll.service.http import add_health, application, in_url, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import supervise
 from atoll.service.tls import TlsFiles, server_context
@@ -171,7 +171,7 @@ async def _run(
     add_health(health, ready=checks, metrics=metrics)
     async with serving(build_api(parts), settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
-        log.info("Serving", url=f"{scheme}://{settings.host}:{port}", cluster=settings.cluster)
+        log.info("Serving", url=f"{scheme}://{in_url(settings.host)}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
             mirror=service.mirror.run(),

@@ -74,7 +74,7 @@ class JobServiceSettings(Settings):
     key: Path | None = None
     """PEM file with its key."""
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics, plain HTTP."""
+    """Address of /livez, /readyz and /metrics, plain HTTP; `*` means every address, IPv4 and IPv6."""
     health_port: Annotated[int, Field(ge=0, le=65_535)] = 8091
     """Port of /livez, /readyz and /metrics."""
     resync_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300.0

@@ -55,6 +55,7 @@ class QueueRoom:
         path.write_text(json.dumps(file))
         told = self.atoll("queue", "apply", "-f", str(path))
         wanted = sum(len(found) for found in queues.values())
+        wait(lambda: not json.loads(self.atoll("queue", "list", "-o", "json"))["message"], "the file to be compared")
         wait(lambda: sum(one["is_active"] is True for one in self.queues().values()) == wanted, "active queues")
         return told
 
@@ -309,7 +310,7 @@ def test_limits_cap_what_is_borrowed_and_lent(room: QueueRoom) -> None:
     """KQ-5: with a borrow limit of 5, B gets 25; with a lend limit of 3, A keeps what it does not lend."""
     room.apply({"a": [of("h100", 40)], "b": [of("h100", {"nominal": 20, "borrow": 5})]})
     room.submit("too-much", "b", 26)
-    room.wait_message("too-much", "borrowing limit")
+    room.wait_message("too-much", "maximum capacity (25)")
     room.submit("just", "b", 25)
     room.wait("just")
     room.leave()
