@@ -14,7 +14,9 @@ GANGS: Final = {
     "The pods of a gang start together": "test_of_two_gangs_that_fit_alone_one_runs_and_the_other_holds_nothing",
     "The annotation `gpu.scheduling/gang` of a pod": (
         "test_a_member_is_annotated_and_gated test_a_pod_belongs_to_one_gang test_ordinary_work_goes_on "
-        "test_a_member_that_asks_for_no_gpu_keeps_its_gang_waiting_and_is_named"
+        "test_a_member_that_asks_for_no_gpu_keeps_its_gang_waiting_and_is_named "
+        "test_a_launcher_without_gpus_starts_with_its_workers_and_holds_no_lease "
+        "test_a_launcher_leaves_the_topology_only_if_nothing_keeps_it"
     ),
     "- **Pod set** of a pod": (
         "test_pod_sets_by_annotation_and_by_owners_labels test_a_pod_of_no_pod_set_stays_gated_and_is_counted"

@@ -6,6 +6,7 @@ gang and on its first gated members say what it waits for, so that nobody takes 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from atoll.cluster.gangs.member_assignments import (
     replaced_assignment,
     status_assignment,
 )
+from atoll.cluster.gangs.member_requests import shared_reservation
 from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
@@ -31,14 +33,15 @@ from atoll.cluster.gangs.preemption import GangRequest
 from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
+from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, KubeError, NotFound, ServerError, Unanswered
+from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
-from controllers.gangs.writes import each, raise_first, reserve, ungate, unreserve, write_status
+from controllers.gangs.writes import each, fence, nominate, raise_first, reserve, ungate, unreserve, write_status
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +50,6 @@ BLIND_SECONDS = 5.0
 TRIES_MAX = 64
 """Gangs tried in one round; the next round continues with those that waited longest."""
 CUT_SECONDS = 0.05
-FENCE_SECONDS = 1.0
-FENCE_TRIES_MAX = 30
 EVENT_SECONDS = 60.0
 ORDER_SECONDS = 10.0
 """How long an order of all waiting gangs is good enough for an event."""
@@ -68,7 +69,8 @@ class AdmissionReconciler:
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
-        if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
+        self._preemption.observe(kind, change)
+        if kind is WatchedKind.LEASE and not self._is_given_back(change):
             return ()
         if kind is WatchedKind.POD and not _has_left(change):
             return ()
@@ -83,6 +85,11 @@ class AdmissionReconciler:
         self._cache.note_capacity()
         return (ALL,) if self._cache.candidates else ()
 
+    def _is_given_back(self, change: Change[Any]) -> bool:
+        """Return whether a GPU is free now, for everybody or for the pods of its GpuReservation."""
+        record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
+        return change.kind is ChangeKind.DELETED or (record is not None and record.holder.is_reservation)
+
     def all_keys(self) -> Iterable[str]:
         """Return the one key."""
         return (ALL,) if self._cache.candidates else ()
@@ -92,6 +99,7 @@ class AdmissionReconciler:
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         preemption_seconds = await self._preemption.reconcile()
+        await self._fence_doubtful()
         gangs = [gang for key in sorted(self._cache.candidates) if (gang := self._cache.gang(key)) is not None]
         rests = {key_of(gang): self._rest(gang) for gang in gangs}
         is_strict = self._cache.rules.strict_order
@@ -101,6 +109,12 @@ class AdmissionReconciler:
         waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
+
+    async def _fence_doubtful(self) -> None:
+        """Let no status arrive late whose write got no answer. Raises KubeError."""
+        for gang in self._cache.gangs_in_doubt():
+            with contextlib.suppress(Conflict, NotFound):
+                await fence(self._context, self._cache, gang)
 
     def _views(self, gangs: Iterable[GpuGang]) -> list[GangView]:
         idle = (gang for gang in gangs if key_of(gang) not in self._cache.busy)
@@ -112,7 +126,7 @@ class AdmissionReconciler:
         if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
             return [CUT_SECONDS]
         first = self._blocker() if is_blocking else None
-        ahead = Ahead()
+        ahead: dict[str, Ahead] = {}
         for number, view in enumerate(waiting):
             if first is not None:
                 await self._hold(waiting[number:], f"gang {_named(first)} must be ready first")
@@ -121,12 +135,13 @@ class AdmissionReconciler:
             if number >= TRIES_MAX:
                 waits.append(CUT_SECONDS)
                 break
-            waits.append(await self._try(view, ahead))
+            pool = next(filter(None, (reservation_name(member.pod) for member in view.members)), "")
+            waits.append(await self._try(view, ahead.get(pool, NOBODY)))
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
             if waits[-1] is not None and self._cache.rules.strict_order:
-                ahead = self._with_contender(ahead, view)
+                ahead[pool] = self._with_contender(ahead.get(pool, NOBODY), view)
             await asyncio.sleep(0)
         return waits
 
@@ -192,7 +207,8 @@ class AdmissionReconciler:
             return await self._wait(view, NoPlacement(Verdict.UNKNOWN, requests.message, "WaitForQuorum"))
         if isinstance(domains, Obstacle):
             return NoPlacement(Verdict.UNKNOWN, domains.message, domains.reason)
-        snapshot = self._cache.snapshot()
+        reservation = shared_reservation(requests)
+        snapshot = self._cache.snapshot(reservation)
         if decision.act is GangAction.REPLACE:
             is_whole = await self._replace(view, decision, domains, snapshot)
             return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
@@ -204,7 +220,7 @@ class AdmissionReconciler:
             before = ""
         answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
         if isinstance(answer, FoundPlacement):
-            return await self._admit(view, decision, answer, domains)
+            return await self._admit(view, decision, answer, domains, reservation)
         if before:
             return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
         if answer.verdict is Verdict.BUSY:
@@ -212,17 +228,24 @@ class AdmissionReconciler:
         return await self._wait(view, answer)
 
     async def _admit(
-        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
+        self,
+        view: GangView,
+        decision: LifecycleDecision,
+        found: FoundPlacement,
+        domains: NodeDomains,
+        reservation: str,
     ) -> NoPlacement | None:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
         assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
-        if not await self._reserve(view, assignments):
+        if not await self._reserve(view, assignments, reservation):
             self._context.metrics.gang_admissions.labels("undone").inc()
             message = "a GPU was taken by somebody else meanwhile"
             return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
-        message = f"{len(assignments)} members got their GPUs on {where}"
+        without = sum(not assignment.allocation.device_ids for assignment in assignments)
+        message = f"{len(assignments)} members got their {'places' if without else 'GPUs'} on {where}"
+        message += f", {without} of them without GPUs" if without else ""
         status = lifecycle.admit(
             decision.status,
             now_seconds=self._cache.now_seconds(),
@@ -232,9 +255,10 @@ class AdmissionReconciler:
         )
         status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
         try:
-            await self._write(view, status)
+            await write_status(self._context, self._cache, view.gang, status)
         except (Unanswered, ServerError) as error:
-            return await self._fence(view, status.admission, error)
+            log.warning("An admission got no answer", gang=_named(view), admission=status.admission, err=str(error))
+            return NoPlacement(Verdict.BUSY, f"the admission was not confirmed: {error}", "AdmissionUndone")
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
@@ -244,32 +268,22 @@ class AdmissionReconciler:
             await self._ungate(assignments, status.admission)
         return None
 
-    async def _fence(self, view: GangView, admission: str, error: KubeError) -> NoPlacement:
-        """Move the gang's version after an admission without an answer, before its Leases are taken back: a write that
-        arrives late then fails, instead of admitting a gang that holds nothing. Raises Conflict where it has arrived,
-        and KubeError where the API server takes no write for long."""
-        answer = NoPlacement(Verdict.BUSY, f"admission {admission} was not confirmed: {error}", "AdmissionUndone")
-        for _ in range(FENCE_TRIES_MAX):
-            try:
-                return await self._wait(view, answer)
-            except (Unanswered, ServerError):
-                await self._context.clock.sleep(FENCE_SECONDS)
-        return await self._wait(view, answer)
-
     def _is_here(self, assignment: MemberAssignment) -> bool:
         """Whether the member still exists; where one is gone, the gang's own loop decides."""
         pod = self._context.mirror.pods.by_uid.get(assignment.member.uid)
         return pod is not None and pod.metadata.deletion_timestamp is None
 
-    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment]) -> bool:
-        """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
+    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
+        """Create every Lease, or take it over from the GpuReservation with this uid; or leave none behind. Raises
+        KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
         for assignment in assignments:
-            ledger.assume(assignment.member.uid, assignment.allocation)
+            if assignment.allocation.device_ids:
+                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
         claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
         members = [assignment.member for assignment in assignments]
         try:
-            got_all = await reserve(self._context, view.gang, assignments, claims)
+            got_all = await reserve(self._context, view.gang, assignments, claims, reservation)
         except KubeError:
             await unreserve(self._context, members, assignments)
             raise
@@ -285,19 +299,37 @@ class AdmissionReconciler:
         if isinstance(requests, Obstacle):
             return False
         assignments = place_missing(view, decision.members, requests, domains, snapshot)
-        if not assignments or not await self._reserve(view, assignments):
+        if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
             return False
         await self._ungate(assignments, view.status.admission)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
-            await self._write(view, decision.status.model_copy(update={"assignment": now}))
+            status = decision.status.model_copy(update={"assignment": now})
+            await write_status(self._context, self._cache, view.gang, status)
         return len(assignments) == len(decision.members)
 
     async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
-        async def open_one(one: MemberAssignment) -> bool:
-            return await ungate(self._context, one.member.pod, one.allocation.node, admission)
+        """Ungate members, first those without GPUs: if the rest is left to another leader, it finds that by Leases."""
 
-        raise_first(await each(assignments, open_one))
+        async def open_one(one: MemberAssignment) -> bool:
+            pod, node = one.member.pod, one.allocation.node
+            seen = await nominate(self._context, pod, node)
+            return seen is not None and await ungate(self._context, pod, node, admission, seen)
+
+        async def open_without_gpus(one: MemberAssignment) -> bool:
+            uid = one.member.uid
+            self._cache.assume_home(uid, one.allocation.node)
+            try:
+                if await open_one(one):
+                    return True
+            except (Forbidden, Invalid) as error:
+                pod = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}"
+                log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
+            self._cache.forget_home(uid)
+            return False
+
+        raise_first(await each((one for one in assignments if not one.allocation.device_ids), open_without_gpus))
+        raise_first(await each((one for one in assignments if one.allocation.device_ids), open_one))
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
         """Write and record why the gang waits. Returns the answer."""
@@ -307,13 +339,8 @@ class AdmissionReconciler:
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
         status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
-        await self._write(view, status)
+        await write_status(self._context, self._cache, view.gang, status)
         return answer
-
-    async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
-        version = await write_status(self._context, view.gang, status)
-        if version:
-            self._cache.note_written(view.gang.metadata.uid, version)
 
 
 class GangEvents:

@@ -10,12 +10,14 @@ A new leader does not know how long an annotation has been there, and removes it
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from atoll.api import names
 from atoll.cluster.budgets import DisruptionBudgets, violations
 from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.member_requests import shared_reservation
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.preemption import (
     EvictionUnit,
@@ -29,7 +31,9 @@ from atoll.cluster.gangs.queue import place_in_queue
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Pod
 from atoll.kube.budget_list import BudgetList
+from atoll.kube.cache import Change
 from atoll.kube.errors import ApiError, Conflict, KubeError, NotFound, ServerError, TooManyRequests
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.writes import each, write_status
@@ -67,6 +71,13 @@ class GangPreemption:
         self._not_before: dict[GangIdentity, float] = {}
         self._has_stray_reservations = True
         """Whether pods may carry annotations of no active preemption: in a new term, and after a failed removal."""
+
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
+        """Notice an annotation of no active preemption: one that was given up without an answer, and arrived late."""
+        if kind is not WatchedKind.POD or names.KEPT not in change.object.metadata.annotations:
+            return
+        if self._active is None or change.object.metadata.uid not in self._active.plan.kept:
+            self._has_stray_reservations = True
 
     async def reconcile(self) -> float | None:
         """End a preemption that is over; return when to call again. Raises KubeError."""
@@ -146,7 +157,8 @@ class GangPreemption:
     async def _plan(self, request: GangRequest, budgets: DisruptionBudgets | None) -> PreemptionPlan | None:
         """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so it is computed
         in a thread; what changes meanwhile is found when the preemption begins."""
-        holdings, admitted = holdings_of(self._cache.mirror.ledger), self._cache.admitted()
+        reservation = shared_reservation(request.requests)
+        holdings, admitted = holdings_of(self._cache.mirror.ledger, reservation), self._cache.admitted()
         if budgets is None:
             return await asyncio.to_thread(plan_preemption, request, holdings, admitted, is_spared=None)
         allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}
@@ -252,11 +264,9 @@ async def evict_gang(context: Context, cache: GangCache, key: GangKey, message: 
         return
     status = lifecycle.preempt(view, message, now_seconds=cache.now_seconds())
     try:
-        version = await write_status(context, gang, status)
+        await write_status(context, cache, gang, status)
     except (Conflict, NotFound):
         return
-    if version:
-        cache.note_written(gang.metadata.uid, version)
     context.metrics.gang_evictions.labels("Preempted").inc()
     context.events.record(
         gang_reference(gang), reason=names.REASON_GANG_EVICTED, note=message, action="Preempt", type="Warning"

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from atoll.cluster.host_fit import node_reason
+from atoll.cluster.objects import decode_node, decode_pod
 from atoll.jobs.aliases import PRIORITIES
 from atoll.jobs.words import PRIORITY_VALUES
 from atoll.service import settings
@@ -39,6 +41,7 @@ EVERYTHING = (
 )
 FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io", "security.openshift.io")
 KEPT = "helm.sh/resource-policy"
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 Object = dict[str, Any]
 Objects = dict[tuple[str, str, str], Object]
@@ -251,6 +254,51 @@ def test_high_availability_puts_two_of_each_on_different_nodes() -> None:
     assert election["leaderElection"]["leaseDuration"] == "6s"
 
 
+def test_parts_stay_off_the_nodes_of_the_agents() -> None:
+    """Root on a GPU node would own scheduler and controllers; only agents, and values that say so, go there."""
+    selector = {"nvidia.com/gpu.present": "true", "pool": "gpus"}
+    values = ["agent.nodeSelector.pool=gpus"]
+    nodes = {"gpu": selector, "other pool": {**selector, "pool": "cpus"}, "plain": {}}
+
+    def allowed(*more: str) -> dict[str, set[str]]:
+        found = pods(rendered(*[word for value in (*values, *more) for word in ("--set-string", value)]))
+        return {
+            part: {
+                name
+                for name, labels in nodes.items()
+                if not node_reason(
+                    decode_pod(json.dumps({"metadata": {"name": part}, "spec": spec}).encode()),
+                    decode_node(json.dumps({"metadata": {"name": name, "labels": labels}, "status": READY}).encode()),
+                )
+            }
+            for part, spec in found.items()
+        }
+
+    off = {"plain", "other pool"}
+    assert allowed() == {
+        "atoll-agent": {"gpu"}, "atoll-scheduler": off, "atoll-webhook": off, "atoll-controllers": off,
+    }  # fmt: skip
+    assert allowed("avoidGpuNodes=preferred")["atoll-controllers"] == {*off, "gpu"}
+
+
+def test_agents_ask_verified_kubelets() -> None:
+    """By default nothing is said, which verifies; a CA is mounted; consent is one value, and both are refused."""
+
+    def agent(*values: str) -> Any:
+        return pods(rendered(*sets(*values)))["atoll-agent"]
+
+    default, given, consent = (
+        load_settings(agent(*values)["containers"][0])
+        for values in ((), ("agent.kubeletCA=kubelets",), ("agent.kubeletInsecure=true",))
+    )
+    assert (default.kubelet_ca, default.kubelet_insecure) == (None, False)
+    assert consent.kubelet_insecure
+    spec = agent("agent.kubeletCA=kubelets")
+    (volume,) = (one for one in spec["volumes"] if "configMap" in one)
+    (mount,) = (one for one in spec["containers"][0]["volumeMounts"] if one["name"] == volume["name"])
+    assert (volume["configMap"]["name"], str(given.kubelet_ca)) == ("kubelets", f"{mount['mountPath']}/ca.crt")
+
+
 def test_a_single_replica_has_no_budget() -> None:
     """It would keep every drain of its node waiting for ever."""
     objects = rendered(*values_file("values-small.yaml"))
@@ -380,17 +428,18 @@ def test_who_keeps_no_certificates_has_no_right_to() -> None:
 
 def ingress(objects: Objects, part: str) -> dict[int, Any]:
     """Return who may connect to which port of a part's pods; None: everybody."""
-    policy = objects[("NetworkPolicy", "atoll-system", f"atoll-{part}")]["spec"]
+    wanted = ("NetworkPolicy", f"atoll-{part}")
+    (policy,) = (body["spec"] for (kind, _, name), body in objects.items() if (kind, name) == wanted)
     return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
 
 
 def test_every_part_is_reached_on_its_declared_ports_alone() -> None:
     """A policy selects the pods of each part, and opens the ports that their containers declare, and the page."""
     objects = rendered()
-    for (kind, _, name), body in objects.items():
+    for (kind, namespace, name), body in objects.items():
         if kind not in {"Deployment", "DaemonSet"}:
             continue
-        policy = objects[("NetworkPolicy", "atoll-system", name)]["spec"]
+        policy = objects[("NetworkPolicy", namespace, name)]["spec"]
         assert policy["podSelector"]["matchLabels"] == body["spec"]["selector"]["matchLabels"]
         containers = body["spec"]["template"]["spec"]["containers"]
         declared = {port["containerPort"] for container in containers for port in container.get("ports", ())}
@@ -475,6 +524,10 @@ BAD_VALUES = {
     "a simulated machine without a kind": (("agent.backend=simulated",), "agent.profile"),
     "a kind of machine for real ones": (("agent.profile=dgx1-v100",), "agent.backend simulated"),
     "a Secret of one's own that nobody trusts": (("webhook.tls.source=secret",), "webhook.tls.caBundle"),
+    "a kubelet's CA that nobody uses": (
+        ("agent.kubeletCA=kubelets", "agent.kubeletInsecure=true"),
+        "agent.kubeletInsecure",
+    ),
     "trust in nobody's certificate": (("webhook.tls.caBundle=-----BEGIN CERTIFICATE-----",), "webhook.tls.source"),
     "a part whose limits were taken away": (("webhook.resources=null",), "resources"),
     "no number of replicas": (("scheduler.replicas=null",), "replicas"),

@@ -62,8 +62,31 @@ GANG_KINDS: dict[str, float] = {
     "replace by smaller gang": 1.0,
 }
 """What may happen to gangs, in histories of their own."""
-CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete"})
+STORM_KINDS: dict[str, float] = {
+    "create gang": 4.0,
+    "delete waiting member": 4.0,
+    "finish member": 2.0,
+    "fail member": 4.0,
+    "make gang anew": 1.0,
+    "lose status of gang": 1.0,
+    "replace by smaller gang": 2.0,
+    "create": 1.0,
+    "kill controllers": 3.0,
+    "hold process": 2.0,
+    "slow watch": 3.0,
+    "cut watch": 1.0,
+    "reboot": 0.5,
+}
+"""What may happen to gangs while writes and watches are late."""
+CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete", "hear verdict"})
 """What disturbs nobody's view."""
+RESERVATION_KINDS: dict[str, float] = {"make reservation anew": 2.0, "end reservation": 1.0, "delete reservation": 1.0}
+"""What may happen to a reservation, where there is one."""
+RESERVATION_STEPS_MAX = 3
+RESERVING_GANGS = ("g0",)
+
+
+GANG_STEPS = frozenset({*GANG_KINDS, "delete waiting member", "hear verdict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +112,7 @@ class Plan:
     rates: tuple[tuple[str, float], ...]
     controllers_count: int = 1
     reserved_count: int = 0
-    """GPUs of a GpuReservation, which the pods of RESERVING use and no others."""
+    """GPUs of a GpuReservation, which the pods of RESERVING and the gangs of RESERVING_GANGS use and no others."""
     skew_seconds: float = 2.0
     """How far off the clocks of machines are at most."""
     is_calm: bool = False
@@ -98,7 +121,7 @@ class Plan:
     @property
     def has_gangs(self) -> bool:
         """Tell whether any step is about gangs."""
-        return any(step.kind in GANG_KINDS for step in self.steps)
+        return any(step.kind in GANG_STEPS for step in self.steps)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -134,7 +157,7 @@ def plan_of(seed: int, *, is_short: bool = False) -> Plan:
     rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in RARE else 1.0)) for kind in chosen)
     controllers_count = 2 if rng.random() < 0.2 else 1
     reserved_count = rng.choice((1, 2, 4, 6)) if seed % RESERVED_ONE_IN == RESERVED_ONE_IN - 1 else 0
-    return Plan(seed, steps, rates, controllers_count, reserved_count)
+    return _with_changes(rng, Plan(seed, steps, rates, controllers_count, reserved_count), length)
 
 
 def gang_plan_of(seed: int) -> Plan:
@@ -153,7 +176,34 @@ def gang_plan_of(seed: int) -> Plan:
     faults = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS)
     chosen = [] if is_calm else [kind for kind in faults if rng.random() < 0.3]
     rates = tuple((kind, rng.choice((0.02, 0.05))) for kind in chosen)
-    return Plan(seed, (*begun, *later), rates, skew_seconds=600.0, is_calm=is_calm)
+    reserved_count = rng.choice((2, 4, 6)) if not is_calm and rng.random() < 0.5 else 0
+    plan = Plan(seed, (*begun, *later), rates, reserved_count=reserved_count, skew_seconds=600.0, is_calm=is_calm)
+    return _with_changes(rng, plan, 40.0)
+
+
+def _with_changes(rng: random.Random, plan: Plan, length: float) -> Plan:
+    """Return the plan with changes of its reservation, if it has one."""
+    if not plan.reserved_count:
+        return plan
+    kinds, weights = tuple(RESERVATION_KINDS), tuple(RESERVATION_KINDS.values())
+    drawn = rng.choices(kinds, weights=weights, k=rng.randint(0, RESERVATION_STEPS_MAX))
+    changes = (Step(rng.uniform(0.3, length), kind) for kind in drawn)
+    return replace(plan, steps=tuple(sorted((*plan.steps, *changes), key=lambda step: step.at_seconds)))
+
+
+def gang_storm_of(seed: int) -> Plan:
+    """Draw a history of gangs whose controllers are slow, killed, succeeded by others, and often without an answer."""
+    rng = random.Random(seed)
+    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in STORM_KINDS.items()}
+    kinds["create gang"] = STORM_KINDS["create gang"]
+    drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=rng.randint(6, 16))
+    begun = [_step(rng, 0.5 + 0.5 * number, "create gang") for number in range(rng.randint(1, 2))]
+    times = sorted(rng.uniform(0.6, 5.0) if rng.random() < 0.3 else rng.uniform(0.6, 40.0) for _ in drawn)
+    later = [_step(rng, at, kind) for at, kind in zip(times, drawn, strict=True)]
+    chosen = [kind for kind in (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS) if rng.random() < 0.3]
+    rates = tuple((kind, rng.choice((0.05, 0.12))) for kind in chosen)
+    steps = tuple(sorted((*begun, *later), key=lambda step: step.at_seconds))
+    return Plan(seed, steps, rates, controllers_count=rng.choice((1, 2)), skew_seconds=600.0)
 
 
 def _ambush(rng: random.Random, step: Step) -> Step:
@@ -183,7 +233,7 @@ def _step(rng: random.Random, at: float, kind: str) -> Step:
         "slow watch": Step(at, kind, process, collection, number=seconds),
         "compact": Step(at, kind),
     }
-    if kind in GANG_KINDS:
+    if kind in GANG_STEPS:
         return Step(at, kind, f"g{rng.randrange(GANGS)}", number=rng.choice((21, 22, 31, 41, 23, 34)))
     on_nodes = {
         "pause kubelet", "cut off node", "reboot", "delete node", "replace machine", "replace card", "sick card",

@@ -20,7 +20,6 @@ from enum import StrEnum
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, GpuGang, GpuGangStatus, RequeueState
 from atoll.api.times import seconds_of, text_of
-from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.gang_status import (
     close_admission,
@@ -44,7 +43,6 @@ from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.succeeded import known_uids, of_owners, remember
-from atoll.cluster.objects import Pod
 
 
 class GangAction(StrEnum):
@@ -66,19 +64,6 @@ class Obstacle:
 
     reason: str
     message: str
-
-
-_ADVICE = {
-    names.REJECT_CLAIM_MISSING: "create GpuClaim {claim!r}",
-    names.REJECT_CLAIM_REPLACED: "create the pod anew too, which names GpuClaim {claim!r}",
-    names.REJECT_COUNT_MISMATCH: "every member asks for GPUs, for as many as its claim says where it names one",
-}
-
-
-def missing_claim(pod: Pod, reason: str) -> Obstacle:
-    """Return why a member cannot be served whatever is free, with what to do about it where that is known."""
-    advice = _ADVICE.get(reason, "").format(claim=pods.claim_name(pod))
-    return Obstacle("Invalid", f"pod {pod.metadata.name}: {reason}{'; ' if advice else ''}{advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +207,9 @@ def _decide_admitted(
     view: GangView, status: GpuGangStatus, tallied: QuorumCount, *, now_seconds: float, jitter: float
 ) -> LifecycleDecision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
-    if held and not has_begun(view) and not quorum(view.gang.spec, view.members, status.succeeded).is_enough:
-        gone = give_up(status, "members were deleted before any was ungated", now_seconds=now_seconds)
+    served = tuple(member for member in view.members if member.holds or not member.is_gated)
+    if held and not has_begun(view) and not quorum(view.gang.spec, served, status.succeeded).is_enough:
+        gone = give_up(status, "members that hold its GPUs left before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
         return LifecycleDecision(GangAction.UNGATE, in_phase(status, "Starting"), held)
