@@ -291,10 +291,11 @@ class AdmissionReconciler:
         return len(assignments) == len(decision.members)
 
     async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
-        async def open_one(one: MemberAssignment) -> bool:
+        async def open_one(one: MemberAssignment) -> None:
             pod, node = one.member.pod, one.allocation.node
             seen = await nominate(self._context, pod, node)
-            return seen is not None and await ungate(self._context, pod, node, admission, seen)
+            if seen is not None:
+                await ungate(self._context, pod, node, admission, seen)
 
         raise_first(await each(assignments, open_one))
 
