@@ -26,6 +26,7 @@ from atoll.jobs.words import JobType, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
+from jobs.cluster_api import add_cluster_routes
 from jobs.errors import JobServiceError, JobUnknown
 from jobs.pod_logs import NoPods
 from jobs.problems import (
@@ -38,9 +39,9 @@ from jobs.problems import (
     response_of,
 )
 from jobs.queue_api import QUEUES, add_queue_routes
-from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
 from jobs.store import (
+    AUTO,
     PAGE_SIZE_MAX,
     JobFilter,
     ask_to_cancel,
@@ -50,7 +51,7 @@ from jobs.store import (
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, new_job_of
+from jobs.submission import Submission, accepted_job, placed_job
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
 
 log = structlog.get_logger(__name__)
@@ -88,6 +89,7 @@ def build_api(parts: ApiParts) -> FastAPI:
         },
     )(show_logs)
     add_queue_routes(app)
+    add_cluster_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
@@ -100,16 +102,17 @@ def build_api(parts: ApiParts) -> FastAPI:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request about one job of one cluster."""
+    """A request about one job of one cluster, or of any."""
 
     parts: ApiParts
     caller: JobCaller
+    cluster: str
     job_id: str
 
     async def allowed(self, permission: JobPermission) -> JobRecord:
         """Return the record if the caller has the permission. Raises JobUnknown, ApiRefusal."""
         record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
-        if record.cluster_id != self.parts.settings.cluster:
+        if self.cluster not in (AUTO, record.cluster_id):
             raise JobUnknown(self.job_id)
         whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
         answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
@@ -124,11 +127,16 @@ class Asked:
 
 async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
     """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
-    check_cluster(cluster, parts)
-    return Asked(parts, caller, str(job_id))
+    await _check_cluster(cluster, parts)
+    return Asked(parts, caller, cluster, str(job_id))
 
 
 OneJob = Annotated[Asked, Depends(asked_for)]
+
+
+async def _check_cluster(cluster: str, parts: ApiParts) -> None:
+    if cluster != AUTO:
+        await check_cluster(cluster, parts)
 
 
 # Routes
@@ -142,22 +150,24 @@ async def submit(
     caller: Caller,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
-    """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
-    check_cluster(cluster, parts)
+    """Record a job. A repeated idempotency key returns the job recorded before, with status 200.
+
+    In cluster auto the service chooses the cluster, and the job shows the score sheet of that choice.
+    """
+    await _check_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
         raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
-    queues = await parts.database.read(lambda session: queue_file_of(session, cluster))
-    file = QueueFile.model_validate(queues.document) if queues is not None else None
-    new = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
+    accepted = accepted_job(submission, parts.settings, parts.rendering, cluster, now_seconds=now.timestamp())
+    new = await placed_job(accepted, parts, cluster)
     record, is_new = await parts.database.write(lambda session: create_job(session, new, now, job_id=job_id))
     log.info("Decided", action=JobPermission.CREATE, job=record.id, user=caller.name, answer=AccessAnswer.ALLOWED)
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"{JOBS.format(cluster=cluster)}/{record.id}"
+    response.headers["Location"] = f"{JOBS.format(cluster=record.cluster_id)}/{record.id}"
     return view_of(record)
 
 
@@ -173,10 +183,10 @@ async def list_all(
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> JobListView:
-    """List the jobs that the caller may see, newest first."""
-    check_cluster(cluster, parts)
+    """List the jobs that the caller may see, newest first; those of cluster auto are the jobs of all clusters."""
+    await _check_cluster(cluster, parts)
     wanted = JobFilter(
-        cluster,
+        cluster if cluster != AUTO else None,
         seen_scopes(caller),
         status or (),
         job_type=job_type,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.states import IllegalStep
 from atoll.ml.problems import AttributeProblem, Problems
-from jobs.errors import JobServiceError, JobUnknown, KeyReused, NameTaken, RecordChanged
+from jobs.errors import ClusterBusy, ClusterUnknown, JobServiceError, JobUnknown, KeyReused, NameTaken, RecordChanged
 
 MEDIA_TYPE: Final = "application/problem+json"
 FAULTS_MAX: Final = 100
@@ -82,6 +82,8 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (JobUnknown, 404, "not-found", "Not found"),
     (NameTaken, 409, "name-taken", "An active job has that name"),
     (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
+    (ClusterUnknown, 404, "not-found", "Not found"),
+    (ClusterBusy, 409, "cluster-busy", "The cluster's state does not allow this"),
     (RecordChanged, 409, "changed-meanwhile", "The record changed in the meantime; try again"),
     (IllegalStep, 409, "illegal-step", "The job's state does not allow this"),
 )

@@ -9,13 +9,14 @@ import ssl
 from typing import Final
 
 import structlog
+from sqlalchemy.orm import Session
 
 from atoll.api import names
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
-from atoll.service.api_metrics import count_calls, register_watch_metrics
+from atoll.service.api_metrics import count_calls
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
@@ -24,14 +25,14 @@ from atoll.service.tls import TlsFiles, server_context
 from jobs.api import build_api
 from jobs.api_parts import ApiParts
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
-from jobs.cluster import JobCluster
+from jobs.chooser import LiveSnapshots
+from jobs.cluster_store import ClusterTerms, get_cluster, list_clusters, register_cluster
 from jobs.database import opened
-from jobs.following import JobFollower
+from jobs.fleet import ClusterFleet
+from jobs.links import ClusterLinks
 from jobs.listener import serving
 from jobs.pod_logs import PodLogs
-from jobs.queue_cluster import QueueCluster
-from jobs.queue_keeper import QueueKeeper
-from jobs.reconciler import JobReconciler
+from jobs.records import JobRecord
 from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, render_settings
 from jobs.store import service_id
 
@@ -53,43 +54,44 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
             count_calls(metrics, client)
             own_id = await database.write(lambda session: service_id(session, clock.now()))
             leader = _elector(client, clock)
-            cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
-            follower = JobFollower(
-                client,
+            links = ClusterLinks(client, folder=settings.kubeconfig_folder)
+            source = LiveSnapshots(links, clock)
+
+            async def client_of(record: JobRecord) -> ApiClient:
+                return await links.client(await database.read(lambda session: get_cluster(session, record.cluster_id)))
+
+            await database.write(lambda session: _register_home(session, settings, clock))
+            fleet = ClusterFleet(
                 database,
-                JobReconciler(database, cluster, rendering, clock),
-                clock,
-                cluster=settings.cluster,
-                service_id=own_id,
-                workers=settings.workers,
-                resync_seconds=settings.resync_seconds,
-            )
-            keeper = QueueKeeper(
-                database,
-                QueueCluster(client, may_write=lambda: leader.is_leader),
+                links,
+                source,
                 rendering,
                 clock,
-                cluster=settings.cluster,
+                settings,
                 service_id=own_id,
+                may_write=lambda: leader.is_leader,
             )
-            register_watch_metrics(metrics, follower.reflectors)
             metrics.gauge_of(
                 "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
             )
-            metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(follower.queue)))
+            metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(fleet.queue_length))
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
                 rules=rules,
                 settings=settings,
                 rendering=rendering,
-                logs=PodLogs(client),
-                queues=QueueCluster(client),
+                logs=PodLogs(client_of),
+                links=links,
+                chooser=fleet.chooser,
                 service_id=own_id,
                 now=clock.now,
-                wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
+                wake=fleet.wake,
             )
-            await _run(settings, parts, follower, keeper, leader, metrics, context)
+            try:
+                await _run(settings, parts, fleet, leader, metrics, context)
+            finally:
+                await links.close()
     finally:
         database.close()
 
@@ -97,31 +99,37 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
 async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
-    follower: JobFollower,
-    keeper: QueueKeeper,
+    fleet: ClusterFleet,
     leader: LeaderElector,
     metrics: Metrics,
     context: ssl.SSLContext | None,
 ) -> None:
     health = application()
-    checks = {"resync": lambda: (follower.last_resync_error or None) if leader.is_leader else None}
+    checks = {"resync": lambda: fleet.home_trouble() if leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
     async with serving(build_api(parts), settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
         log.info("Serving", url=f"{scheme}://{settings.host}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
-            lead=_lead_term_by_term(leader, follower, keeper),
+            lead=_lead_term_by_term(leader, fleet),
         )
 
 
-async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower, keeper: QueueKeeper) -> None:
+async def _lead_term_by_term(leader: LeaderElector, fleet: ClusterFleet) -> None:
     """Reconcile jobs and queues while this process leads; wait again after leadership is lost."""
     while True:
         try:
-            await leader.lead(lambda _term: supervise(jobs=follower.run(), queues=keeper.run()))
+            await leader.lead(lambda _term: fleet.run())
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
+
+
+def _register_home(session: Session, settings: JobServiceSettings, clock: Clock) -> None:
+    """Register the cluster of the service's own kubeconfig, unless it is there."""
+    known = [one.id for one in list_clusters(session)]
+    if settings.cluster not in known:
+        register_cluster(session, settings.cluster, ClusterTerms(kubeconfig=""), now=clock.now(), actor="the service")
 
 
 def _elector(client: ApiClient, clock: Clock) -> LeaderElector:

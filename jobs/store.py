@@ -26,6 +26,8 @@ from jobs.records import JobEventRecord, JobRecord, ServiceRecord
 PAGE_SIZE_MAX: Final = 200
 HISTORY_READ_MAX: Final = 32
 CREATE: Final = "create"
+AUTO: Final = "auto"
+"""In place of a cluster's name: the service chooses one."""
 CANCEL_ASKED: Final = "ask to cancel"
 
 
@@ -40,14 +42,15 @@ class NewJob:
     created_by: str
     idempotency_key: str | None
     queue_name: str | None = None
+    choice: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list. `scopes`: what the caller may see, as (tenant, project), project None for all projects; None
-    means every tenant."""
+    """Which jobs to list. `cluster_id`: None means all clusters. `scopes`: what the caller may see, as
+    (tenant, project), project None for all projects; None means every tenant."""
 
-    cluster_id: str
+    cluster_id: str | None
     scopes: Sequence[tuple[str, str | None]] | None
     states: Sequence[JobState] = ()
     job_type: str | None = None
@@ -99,6 +102,7 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         state=FIRST.value,
         message="",
         queue_name=new.queue_name,
+        choice=new.choice,
         created_at=now,
         updated_at=now,
     )
@@ -116,7 +120,10 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
 
 def digest_of(new: NewJob) -> str:
     """Return the digest of a request, independent of the order of its fields."""
-    asked = {"cluster": new.cluster_id, "namespace": new.namespace, "job": new.job.model_dump(mode="json")}
+    is_chosen = new.choice is not None  # the service's own choice is no part of the request
+    job = new.job.model_copy(update={"cluster_id": None}) if is_chosen else new.job
+    cluster = AUTO if is_chosen else new.cluster_id
+    asked = {"cluster": cluster, "namespace": new.namespace, "job": job.model_dump(mode="json")}
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
@@ -151,7 +158,7 @@ def list_jobs(session: Session, wanted: JobFilter, *, page: int, page_size: int)
 
 
 def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    where: list[ColumnElement[bool]] = [JobRecord.cluster_id == wanted.cluster_id]
+    where: list[ColumnElement[bool]] = []
     if wanted.scopes is not None:
         seen: ColumnElement[bool] = JobRecord.id.is_(None)
         for tenant, project in wanted.scopes:
@@ -161,6 +168,7 @@ def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     if wanted.states:
         where.append(JobRecord.state.in_([state.value for state in wanted.states]))
     for column, value in (
+        (JobRecord.cluster_id, wanted.cluster_id),
         (JobRecord.job_type, wanted.job_type),
         (JobRecord.source_type, wanted.source_type),
         (JobRecord.project_id, wanted.project_id),
@@ -224,7 +232,7 @@ def take_step(
         record.started_at = now
     if following in ENDED:
         record.ended_at = now
-    if asked is JobStep.RETRY:
+    if asked in (JobStep.RETRY, JobStep.MOVE):
         record.attempt += 1
         record.workload_uid = record.started_at = record.ended_at = None
     for field, value in (changes or {}).items():

@@ -42,6 +42,9 @@ class JobView(BaseModel):
     object_kind: Annotated[str, Field(description="kind of the object that runs the pods")]
     object_name: str
     queue_name: Annotated[str | None, Field(description="LocalQueue, if the cluster has Kueue")]
+    choice: Annotated[
+        dict[str, Any] | None, Field(description="score sheet of the choice of the cluster, if the service chose it")
+    ]
     job: Annotated[dict[str, Any], Field(description="the submitted job, word for word")]
 
 
@@ -124,6 +127,7 @@ def view_of(record: JobRecord) -> JobView:
         object_kind="Deployment" if record.job_type == JobType.SERVICE else "Job",
         object_name=record.name,
         queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
+        choice=record.choice,
         job=record.document,
     )
 

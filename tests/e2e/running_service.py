@@ -37,7 +37,9 @@ class RunningService:
         *,
         rules: Mapping[str, Any] = RULES,
         namespaces: Sequence[str] = (NAMESPACE, "tenant-other"),
+        options: Sequence[str | Path] = (),
     ) -> None:
+        self.options = options
         self.cluster = cluster
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
@@ -54,6 +56,7 @@ class RunningService:
         command = [
             ATOLL, "jobs", "serve", "--kubeconfig", self.cluster.kubeconfig, "--port", "0", "--health-port", "0",
             "--database", f"sqlite:///{self.folder}/jobs.db", "--access", self.folder / "access.yaml",
+            *self.options,
         ]  # fmt: skip
         with log.open("ab") as stream:
             self.process = subprocess.Popen([str(word) for word in command], stderr=stream, stdout=stream)

@@ -363,10 +363,9 @@ async def test_the_description_is_whole(service: JobService) -> None:
     text = json.dumps(description)
 
     assert description["openapi"].startswith("3.1")
-    assert set(description["paths"]) == {
-        JOBS.replace("local", "{cluster}") + suffix
-        for suffix in ("", "/{job_id}", "/{job_id}/retry", "/{job_id}/events", "/{job_id}/logs")
-    } | {f"/api/clusters/{{cluster}}/queues{suffix}" for suffix in ("", "/{name}")}
+    of_jobs = ("", "/{job_id}", "/{job_id}/retry", "/{job_id}/events", "/{job_id}/logs")
+    of_cluster = ("", "/drain", "/queues", "/queues/{name}", *(f"/jobs{suffix}" for suffix in of_jobs))
+    assert set(description["paths"]) == {"/api/clusters", *(f"/api/clusters/{{cluster}}{one}" for one in of_cluster)}
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)

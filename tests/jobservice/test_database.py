@@ -40,7 +40,7 @@ async def test_migrations_keep_records_on_the_way_down_and_up(database_url: str)
     assert events == 1
     assert tables(engine) == set()
     migrate(database_url)
-    assert tables(engine) == {"jobs", "job_events", "service", "queue_files"}
+    assert tables(engine) == {"jobs", "job_events", "service", "queue_files", "clusters"}
     engine.dispose()
 
 

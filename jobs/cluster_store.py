@@ -1,0 +1,126 @@
+"""Queries and changes of the registered clusters. Each function is the work of one transaction."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from atoll.jobs.fitting import GpuCapacity
+from atoll.jobs.states import JobState, JobStep
+from jobs.errors import ClusterBusy, ClusterUnknown
+from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
+from jobs.store import active_ids, get_job, take_step
+
+
+class ClusterState(StrEnum):
+    """Whether a cluster takes jobs."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    """It takes no new jobs, and its jobs move away or end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTerms:
+    """What an operator says about a cluster; see RegisteredCluster."""
+
+    kubeconfig: str
+    region: str = ""
+    tenants: tuple[str, ...] = ()
+    prices: tuple[tuple[str, float], ...] = ()
+    latency_ms: float = 0.0
+
+
+def list_clusters(session: Session) -> Sequence[RegisteredCluster]:
+    """Return every cluster, by name."""
+    return session.scalars(select(RegisteredCluster).order_by(RegisteredCluster.id)).all()
+
+
+def get_cluster(session: Session, name: str) -> RegisteredCluster:
+    """Return a cluster. Raises ClusterUnknown."""
+    record = session.get(RegisteredCluster, name)
+    if record is None:
+        raise ClusterUnknown(name)
+    return record
+
+
+def register_cluster(
+    session: Session, name: str, terms: ClusterTerms, *, now: datetime, actor: str
+) -> RegisteredCluster:
+    """Register a cluster, or change what is known about it. Raises ClusterBusy if it is draining, or if it has jobs and
+    would be reached in another way."""
+    record = session.get(RegisteredCluster, name, with_for_update=True)
+    if record is None:
+        record = RegisteredCluster(id=name, state=ClusterState.ACTIVE.value, kubeconfig=terms.kubeconfig)
+        record.trouble, record.capacity = "not yet looked at", []
+        session.add(record)
+    elif record.state == ClusterState.DRAINING:
+        raise ClusterBusy(f"cluster {name} is draining: remove it first, then register it again")
+    elif record.kubeconfig != terms.kubeconfig and active_ids(session, name):
+        raise ClusterBusy(f"cluster {name} has active jobs: its kubeconfig cannot be changed to {terms.kubeconfig}")
+    record.kubeconfig, record.region, record.latency_ms = terms.kubeconfig, terms.region, terms.latency_ms
+    record.tenants, record.prices = list(terms.tenants), dict(terms.prices)
+    record.changed_by, record.changed_at = actor, now
+    session.flush()
+    return record
+
+
+def drain_cluster(session: Session, name: str, *, now: datetime, actor: str) -> RegisteredCluster:
+    """Let a cluster take no new jobs; its jobs move away or end. Raises ClusterUnknown."""
+    record = session.get(RegisteredCluster, name, with_for_update=True)
+    if record is None:
+        raise ClusterUnknown(name)
+    if record.state != ClusterState.DRAINING:
+        record.state, record.changed_by, record.changed_at = ClusterState.DRAINING.value, actor, now
+        session.flush()
+    return record
+
+
+def remove_cluster(session: Session, name: str, *, force: bool, now: datetime, actor: str) -> int:
+    """Forget a cluster; return how many jobs failed by that. Without `force` it must be drained and have no jobs.
+
+    Raises ClusterUnknown, ClusterBusy.
+    """
+    record = get_cluster(session, name)
+    active = active_ids(session, name)
+    if not force and record.state != ClusterState.DRAINING:
+        raise ClusterBusy(f"cluster {name} is active: drain it first, or force the removal")
+    if not force and active:
+        raise ClusterBusy(f"cluster {name} has {len(active)} active jobs: wait, or force the removal, which fails them")
+    for job_id in active:
+        state = JobState(get_job(session, job_id).state)
+        step = JobStep.FAIL if state is JobState.PENDING else JobStep.VANISH
+        told = f"cluster {name} was removed by force by {actor}; what ran there may go on without the service"
+        take_step(session, job_id, step, now=now, message=told, actor=actor)
+    session.execute(delete(QueueFileRecord).where(QueueFileRecord.cluster_id == name))
+    session.delete(record)
+    session.flush()
+    return len(active)
+
+
+def note_health(
+    session: Session, name: str, *, now: datetime, trouble: str, capacity: Sequence[GpuCapacity] | None
+) -> None:
+    """Record a look at a cluster; `capacity` None keeps the earlier one."""
+    record = session.get(RegisteredCluster, name)
+    if record is None:
+        return
+    record.checked_at, record.trouble = now, trouble
+    if capacity is not None:
+        record.capacity = [asdict(one) for one in capacity]
+    session.flush()
+
+
+def job_counts(session: Session, name: str) -> dict[str, int]:
+    """Return how many active jobs a cluster has, by state."""
+    states = [get_job(session, job_id).state for job_id in active_ids(session, name)]
+    return {state: states.count(state) for state in sorted(set(states))}
+
+
+def running_jobs(session: Session, name: str) -> Sequence[JobRecord]:
+    """Return the jobs of a cluster that run now."""
+    where = (JobRecord.cluster_id == name, JobRecord.state == JobState.RUNNING.value)
+    return session.scalars(select(JobRecord).where(*where)).all()
