@@ -10,12 +10,16 @@ from typing import Annotated, Final
 import structlog
 from fastapi import FastAPI, Query
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
 
 from atoll.jobs.permissions import JobCaller, seen_scopes
+from atoll.jobs.queue_changes import plan_queues
+from atoll.kube.errors import KubeError
 from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
 from jobs.cluster_store import (
     ClusterTerms,
+    check_removable,
     drain_cluster,
     job_counts,
     list_clusters,
@@ -24,6 +28,8 @@ from jobs.cluster_store import (
 )
 from jobs.links import FILE, SECRET
 from jobs.problems import ApiRefusal, documented, mistaken, not_found, problem
+from jobs.queue_cluster import QueueCluster
+from jobs.queue_store import forget_queue_file
 from jobs.records import RegisteredCluster
 from jobs.store import AUTO
 
@@ -166,17 +172,38 @@ async def remove(
     caller: Caller,
     force: Annotated[bool, Query(description="also with active jobs, which fail")] = False,  # noqa: FBT002
 ) -> ClusterRemovalView:
-    """Forget a drained cluster; with force also one that has jobs, which fail."""
+    """Forget a drained cluster and remove its queues; with force also one that has jobs, which fail."""
     _check_operator(caller, "remove clusters")
     if cluster == parts.settings.cluster:
         detail = f"{cluster} is the service's own cluster, which cannot be removed; drain it, if it shall take no jobs"
         raise ApiRefusal(problem(409, "cluster-busy", "The own cluster", detail))
+    if not force:
+        await _remove_queues(cluster, parts)
     now = parts.now()
     failed = await parts.database.write(
         lambda session: remove_cluster(session, cluster, force=force, now=now, actor=caller.name)
     )
     log.info("Removed a cluster", cluster=cluster, user=caller.name, force=force, failed=failed)
     return ClusterRemovalView(name=cluster, jobs_failed=failed)
+
+
+async def _remove_queues(cluster: str, parts: ApiParts) -> None:
+    """Remove the objects of a cluster's queues, after nobody keeps them any longer. Raises ApiRefusal."""
+
+    def work(session: Session) -> RegisteredCluster:
+        record = check_removable(session, cluster)
+        forget_queue_file(session, cluster)
+        return record
+
+    record = await parts.database.write(work)
+    try:
+        queues = QueueCluster(await parts.links.client(record))
+        there, _ = await queues.objects()
+        for write in plan_queues((), there, service_id=parts.service_id).writes:
+            await queues.write(write)
+    except KubeError as error:
+        detail = f"cannot remove the queues of cluster {cluster}: {error}; try again, or force the removal"
+        raise ApiRefusal(problem(503, "unavailable", "The cluster does not answer", detail)) from error
 
 
 def _check_operator(caller: JobCaller, what: str) -> None:

@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.fitting import GpuCapacity
 from atoll.jobs.states import JobState, JobStep
 from jobs.errors import ClusterBusy, ClusterUnknown
-from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
+from jobs.queue_store import forget_queue_file
+from jobs.records import JobRecord, RegisteredCluster
 from jobs.store import active_ids, get_job, take_step
 
 
@@ -79,26 +80,34 @@ def drain_cluster(session: Session, name: str, *, now: datetime, actor: str) -> 
     return record
 
 
+def check_removable(session: Session, name: str) -> RegisteredCluster:
+    """Return a cluster that is drained and has no jobs. Raises ClusterUnknown, ClusterBusy."""
+    record = get_cluster(session, name)
+    active = active_ids(session, name)
+    if record.state != ClusterState.DRAINING:
+        raise ClusterBusy(f"cluster {name} is active: drain it first, or force the removal")
+    if active:
+        raise ClusterBusy(f"cluster {name} has {len(active)} active jobs: wait, or force the removal, which fails them")
+    return record
+
+
 def remove_cluster(session: Session, name: str, *, force: bool, now: datetime, actor: str) -> int:
     """Forget a cluster; return how many jobs failed by that. Without `force` it must be drained and have no jobs.
 
     Raises ClusterUnknown, ClusterBusy.
     """
-    record = get_cluster(session, name)
-    active = active_ids(session, name)
-    if not force and record.state != ClusterState.DRAINING:
-        raise ClusterBusy(f"cluster {name} is active: drain it first, or force the removal")
-    if not force and active:
-        raise ClusterBusy(f"cluster {name} has {len(active)} active jobs: wait, or force the removal, which fails them")
-    for job_id in active:
+    record = get_cluster(session, name) if force else check_removable(session, name)
+    failed = 0
+    for job_id in active_ids(session, name):
         state = JobState(get_job(session, job_id).state)
         step = JobStep.FAIL if state is JobState.PENDING else JobStep.VANISH
         told = f"cluster {name} was removed by force by {actor}; what ran there may go on without the service"
         take_step(session, job_id, step, now=now, message=told, actor=actor)
-    session.execute(delete(QueueFileRecord).where(QueueFileRecord.cluster_id == name))
+        failed += 1
+    forget_queue_file(session, name)
     session.delete(record)
     session.flush()
-    return len(active)
+    return failed
 
 
 def note_health(

@@ -90,7 +90,13 @@ class ClusterWork:
         )
         queues = QueueCluster(client, may_write=fleet.may_write)
         keeper = QueueKeeper(
-            fleet.database, queues, fleet.rendering, fleet.clock, cluster=name, service_id=fleet.service_id
+            fleet.database,
+            queues,
+            fleet.rendering,
+            fleet.clock,
+            cluster=name,
+            service_id=fleet.service_id,
+            is_draining=self.is_draining,
         )
         await supervise(jobs=self.follower.run(), queues=keeper.run())
 
