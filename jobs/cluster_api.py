@@ -86,6 +86,8 @@ class ClusterView(BaseModel):
     is_healthy: bool
     message: Annotated[str, Field(description="why it could not be read at the last look")]
     checked_at: datetime | None
+    changed_by: Annotated[str | None, Field(description="who registered or drained it, for operators")]
+    changed_at: datetime
     capacity: list[GpuCapacityView]
     jobs: Annotated[dict[str, int] | None, Field(description="active jobs by state, for operators")]
 
@@ -237,6 +239,8 @@ async def _view(record: RegisteredCluster, parts: ApiParts, caller: JobCaller) -
         is_healthy=not record.trouble,
         message=record.trouble,
         checked_at=record.checked_at,
+        changed_by=record.changed_by if caller.is_operator else None,
+        changed_at=record.changed_at,
         capacity=[
             GpuCapacityView(**one | {"islands": {str(size): count for size, count in one["islands"].items()}})
             for one in record.capacity

@@ -5,9 +5,10 @@ registered, changed or removed while this process leads are noticed within secon
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,12 +19,13 @@ from atoll.jobs.model import Job
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.clock import Clock
+from atoll.kube.reflector import Reflector
 from atoll.service.runtime import supervise
 from jobs.chooser import ClusterChooser, SnapshotSource, looked_at
 from jobs.cluster import JobCluster
 from jobs.cluster_store import ClusterState, list_clusters, note_health
 from jobs.database import Database
-from jobs.following import JobFollower
+from jobs.following import WATCHED, JobFollower
 from jobs.links import ClusterLinks, told
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
@@ -115,6 +117,36 @@ class ClusterWork:
         )
 
 
+class HomeWatch:
+    """A watch of the service's own cluster, for metrics; its reflector changes with each term of leadership."""
+
+    def __init__(self, fleet: "ClusterFleet", kind: str) -> None:
+        self._fleet = fleet
+        self._kind = kind
+
+    def _reflector(self) -> Reflector[Any] | None:
+        work = self._fleet.works.get(self._fleet.settings.cluster)
+        follower = work.follower if work is not None else None
+        return follower.reflectors[self._kind] if follower is not None else None
+
+    def seconds_since_heard(self) -> float:
+        """Return the age of the copy, seconds; infinity without one."""
+        reflector = self._reflector()
+        return reflector.seconds_since_heard() if reflector is not None else math.inf
+
+    @property
+    def listings_count(self) -> int:
+        """Return how often the collection was listed."""
+        reflector = self._reflector()
+        return reflector.listings_count if reflector is not None else 0
+
+    @property
+    def undecodable_count(self) -> int:
+        """Return how many objects could not be read."""
+        reflector = self._reflector()
+        return reflector.undecodable_count if reflector is not None else 0
+
+
 class ClusterFleet:
     """The work in all clusters; `run` as one task, while this process leads."""
 
@@ -140,6 +172,7 @@ class ClusterFleet:
         self.service_id = service_id
         self.may_write = may_write
         self.works: dict[str, ClusterWork] = {}
+        self.watches = {kind: HomeWatch(self, kind) for kind in WATCHED}
 
     def wake(self, job_id: str) -> None:
         """Let the job's cluster look at it; the others ignore it."""

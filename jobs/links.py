@@ -21,7 +21,6 @@ from jobs.records import RegisteredCluster
 
 FILE: Final = re.compile(r"file:([A-Za-z0-9][A-Za-z0-9._-]{0,252})", re.ASCII)
 SECRET: Final = re.compile(r"secret:([a-z0-9-]{1,63})/([a-z0-9][a-z0-9.-]{0,252})/([A-Za-z0-9._-]{1,253})", re.ASCII)
-REQUESTS_PER_SECOND: Final = 50.0
 
 
 class _Secret(msgspec.Struct):

@@ -16,7 +16,7 @@ from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
-from atoll.service.api_metrics import count_calls
+from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
@@ -71,6 +71,7 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 service_id=own_id,
                 may_write=lambda: leader.is_leader,
             )
+            register_watch_metrics(metrics, fleet.watches)
             metrics.gauge_of(
                 "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
             )
