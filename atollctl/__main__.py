@@ -27,6 +27,7 @@ from atollctl import (
     snapshot,
     top,
     topo,
+    usage,
 )
 from devcluster.commands import app as dev
 
@@ -47,7 +48,10 @@ job.app.command(name="list")(job_service.list_service_jobs)
 job.app.command(name="show")(job_service.show_job)
 job.app.command(name="cancel")(job_service.cancel_job)
 job.app.command(name="retry")(job_service.retry_failed_job)
+job.app.command(name="pause")(job_service.pause_job)
+job.app.command(name="resume")(job_service.resume_paused_job)
 job.app.command(name="logs")(job_service.show_logs)
+app.command(name="usage")(usage.show_usage)
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)

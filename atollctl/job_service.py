@@ -1,4 +1,4 @@
-"""`atoll job submit|list|show|cancel|retry|logs`: the client of the job service.
+"""`atoll job submit|list|show|cancel|retry|pause|resume|logs`: the client of the job service.
 
 Output follows kubectl. A name means the newest job of that name. Exit status 1 if the service refuses, 2 if it cannot
 be reached.
@@ -105,6 +105,9 @@ def show_job(
         return
     for label, value in _facts(found):
         show_line(f"{label + ':':<14}{value}")
+    cost = asked(client, "GET", f"/{found['id']}/cost").json()
+    for label, value in _cost_facts(found, cost):
+        show_line(f"{label + ':':<14}{value}")
     if found["choice"] is not None:
         show_line("")
         show_choice(found["choice"])
@@ -166,6 +169,32 @@ def retry_failed_job(
     client = client_of(server, token_file, ca, cluster)
     found = asked(client, "POST", f"/{_job(client, job)['id']}/retry").json()
     show_line(f"job/{found['name']} is retried (attempt {found['attempt']})")
+
+
+def pause_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+) -> None:
+    """Pause a job: its pods end, its checkpoints stay, and it waits until it is resumed."""
+    client = client_of(server, token_file, ca, cluster)
+    found = asked(client, "POST", f"/{_job(client, job)['id']}/pause").json()
+    show_line(f"job/{found['name']} {'is paused' if found['status'] == 'pending' else 'is being paused'}")
+
+
+def resume_paused_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+) -> None:
+    """Resume a paused job."""
+    client = client_of(server, token_file, ca, cluster)
+    found = asked(client, "POST", f"/{_job(client, job)['id']}/resume").json()
+    show_line(f"job/{found['name']} is resumed (attempt {found['attempt']})")
 
 
 def show_logs(
@@ -263,6 +292,20 @@ def _facts(one: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Created", one["created_at"]),
         ("Started", one["started_at"] or ""),
         ("Ended", one["ended_at"] or ""),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def _cost_facts(one: Mapping[str, Any], cost: Mapping[str, Any]) -> list[tuple[str, str]]:
+    estimate, hours = one["estimate"] or {}, cost["gpu_hours"]
+    expected = "" if estimate.get("usd") is None else f"{estimate['usd']:.2f} USD"
+    reasons = "; ".join(estimate.get("reasons", ()))
+    so_far = "" if cost["is_final"] else " so far"
+    spent = f"{cost['cost_usd']:.2f} USD{so_far}, for {hours['total']:.2f} GPU-hours ({hours['idle']:.2f} idle)"
+    rows = [
+        ("Estimate", f"{expected} ({reasons})" if expected else reasons),
+        ("Cost", spent if hours["total"] else ""),
+        ("Advice", cost["advice"]),
     ]
     return [(label, value) for label, value in rows if value]
 

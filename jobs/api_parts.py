@@ -7,18 +7,23 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Path, Request
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.api import Api
 from atoll.ml.problems import shown
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, NotIdentified
 from jobs.chooser import ClusterChooser
 from jobs.cluster_store import list_clusters
 from jobs.database import Database
+from jobs.limits import UserLimits
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
 from jobs.records import RegisteredCluster
+from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
+from jobs.store import AUTO
 
 Cluster = Annotated[str, Path(max_length=63)]
 
@@ -40,6 +45,10 @@ class ApiParts:
     rules: AccessRules
     settings: JobServiceSettings
     rendering: RenderSettings
+    prices: PriceTable
+    secrets: SecretBox | None
+    audit: AuditTrail
+    limits: UserLimits
     logs: LogReader
     links: ApiLinks
     chooser: ClusterChooser
@@ -63,6 +72,9 @@ async def caller_of(request: Request) -> JobCaller:
         kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
         headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
         raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
+    if not parts.limits.try_take(found.name):
+        told = problem(429, "too-many", "Too many requests", f"{found.name} sends too many requests: slow down")
+        raise ApiRefusal(told, headers={"Retry-After": "1"})
     return parts.rules.caller(found.name, found.groups)
 
 
@@ -76,3 +88,9 @@ async def check_cluster(cluster: str, parts: ApiParts) -> RegisteredCluster:
     if cluster not in known:
         raise not_found(f"there is no cluster {shown(cluster)}: this service has {', '.join(sorted(known))}")
     return known[cluster]
+
+
+async def check_any_cluster(cluster: str, parts: ApiParts) -> None:
+    """Raise ApiRefusal for an unknown cluster; auto stands for all clusters."""
+    if cluster != AUTO:
+        await check_cluster(cluster, parts)

@@ -19,8 +19,10 @@ from atoll.jobs.model import Job
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.clock import Clock
+from atoll.kube.mirror import ClusterMirror
 from atoll.kube.reflector import Reflector
 from atoll.service.runtime import supervise
+from jobs.accounting import GpuAccounting
 from jobs.chooser import ClusterChooser, SnapshotSource, looked_at
 from jobs.cluster import JobCluster
 from jobs.cluster_store import ClusterState, list_clusters, note_health
@@ -69,7 +71,7 @@ class ClusterWork:
         """Work until cancelled; start again after a failure."""
         while True:
             try:
-                await supervise(work=self._work(), health=self._watch_health())
+                await supervise(work=self._work(), health=self._watch_health(), accounting=self._account())
             except Exception as error:  # noqa: BLE001 - whatever it is, the other clusters go on
                 log.warning("Work in a cluster failed", cluster=self.cluster.id, err=told(error))
             self.follower = None
@@ -101,6 +103,14 @@ class ClusterWork:
             is_draining=self.is_draining,
         )
         await supervise(jobs=self.follower.run(), queues=keeper.run())
+
+    async def _account(self) -> None:
+        """Record the GPU time. That of the service's own cluster is recorded from the mirror of every replica."""
+        if self.cluster.id == self._fleet.settings.cluster:
+            await asyncio.Event().wait()
+        mirror = ClusterMirror(await self._fleet.links.client(self.cluster), self._fleet.clock)
+        accounting = self._fleet.accounts(mirror, self.cluster.id)
+        await supervise(mirror=mirror.run(), accounting=accounting.run())
 
     async def _watch_health(self) -> None:
         while True:
@@ -161,6 +171,7 @@ class ClusterFleet:
         *,
         service_id: str,
         may_write: Callable[[], bool],
+        accounts: Callable[[ClusterMirror, str], GpuAccounting],
     ) -> None:
         self.database = database
         self.links = links
@@ -171,6 +182,8 @@ class ClusterFleet:
         self.settings = settings
         self.service_id = service_id
         self.may_write = may_write
+        self.accounts = accounts
+        """Makes what records the GPU time of another cluster than the service's own."""
         self.works: dict[str, ClusterWork] = {}
         self.watches = {kind: HomeWatch(self, kind) for kind in WATCHED}
 

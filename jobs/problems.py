@@ -11,7 +11,19 @@ from pydantic import BaseModel, Field
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.states import IllegalStep
 from atoll.ml.problems import AttributeProblem, Problems
-from jobs.errors import ClusterBusy, ClusterUnknown, JobServiceError, JobUnknown, KeyReused, NameTaken, RecordChanged
+from jobs.errors import (
+    BudgetSpent,
+    ClusterBusy,
+    ClusterUnknown,
+    JobEnded,
+    JobServiceError,
+    JobUnknown,
+    KeyReused,
+    NameTaken,
+    NotPaused,
+    RecordChanged,
+    WebhookUnknown,
+)
 
 MEDIA_TYPE: Final = "application/problem+json"
 FAULTS_MAX: Final = 100
@@ -84,6 +96,10 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
     (ClusterUnknown, 404, "not-found", "Not found"),
     (ClusterBusy, 409, "cluster-busy", "The cluster's state does not allow this"),
+    (WebhookUnknown, 404, "not-found", "Not found"),
+    (JobEnded, 409, "job-ended", "The job has ended"),
+    (NotPaused, 409, "not-paused", "The job is not paused"),
+    (BudgetSpent, 409, "budget-spent", "The job's budget is spent"),
     (RecordChanged, 409, "changed-meanwhile", "The record changed in the meantime; try again"),
     (IllegalStep, 409, "illegal-step", "The job's state does not allow this"),
 )

@@ -77,6 +77,8 @@ def accepted_job(
         ) from unknown
     except JobMistake as mistake_error:
         raise invalid((mistake_error.problem,)) from mistake_error
+    if rendered.needs.priority is Priority.CRITICAL:
+        check_critical(caller, JobOwnership(tenant, job.project_id, caller.name))
     return AcceptedJob(placed, rendered, tenant, namespace, caller, key)
 
 
@@ -149,6 +151,13 @@ def _check_permission(caller: JobCaller, whose: JobOwnership, job: Job) -> None:
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", f"{caller.name} may not create jobs in {where}"))
     if job.owner_type is OwnerType.PLATFORM and not caller.is_operator:
         detail = f"{caller.name} may not create jobs of the platform: remove owner_type"
+        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
+
+
+def check_critical(caller: JobCaller, whose: JobOwnership) -> None:
+    """Refuse the priority that nothing preempts to whoever may not give it. Raises ApiRefusal."""
+    if decide(caller, JobPermission.CRITICAL, whose) is not AccessAnswer.ALLOWED:
+        detail = f"{caller.name} may not give jobs of tenant {whose.tenant} the priority critical: take high"
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
 
 

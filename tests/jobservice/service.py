@@ -7,15 +7,19 @@ from typing import Any
 import httpx
 
 from atoll.explain.snapshot import ClusterSnapshot
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from jobs.api import build_api
 from jobs.api_parts import ApiParts
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.chooser import NO_SNAPSHOT, ClusterChooser
 from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database
+from jobs.limits import UserLimits
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord, RegisteredCluster
+from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 from tests.fakes.clock import ManualClock
 from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, WorldApi
@@ -36,6 +40,21 @@ RULES = AccessRules.model_validate(
     }
 )
 SETTINGS = JobServiceSettings.model_validate({"access": "/nowhere"})
+
+
+PRICES = PriceTable.model_validate(
+    {
+        "gpus": [
+            {"gpu": "H100", "memory_gb": 80, "usd_per_hour": "4.00"},
+            {"gpu": "A100", "memory_gb": 80, "usd_per_hour": "2.50"},
+            {"gpu": "A100", "memory_gb": 40, "usd_per_hour": "1.80"},
+            {"gpu": "A10G", "memory_gb": 24, "usd_per_hour": "1.00"},
+        ]
+    }
+)
+
+
+SECRET_KEY = b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 
 class NameTokens:
@@ -109,6 +128,10 @@ class JobService:
             rules=RULES,
             settings=settings,
             rendering=RenderSettings(),
+            prices=PRICES,
+            secrets=SecretBox(SECRET_KEY),
+            audit=AuditTrail(database, self.clock),
+            limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
             logs=self.logs,
             links=self.links,
             chooser=ClusterChooser(database, self.links, self.clock.now),

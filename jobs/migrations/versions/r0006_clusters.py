@@ -1,13 +1,13 @@
 """Clusters, and why a job runs in its cluster.
 
-Revision: 0004
+Revision: 0006
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0006"
+down_revision = "0005"
 
 
 def upgrade() -> None:
