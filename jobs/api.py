@@ -18,6 +18,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
@@ -81,7 +82,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     app.get(JOB, responses=documented(401, 404, 422, 429, 503))(show)
     app.delete(JOB, status_code=202, responses=documented(401, 403, 404, 409, 422, 429, 503))(cancel)
     app.post(JOB + "/retry", responses=documented(401, 403, 404, 409, 422, 429, 503))(retry)
-    app.patch(JOB, responses=documented(401, 403, 404, 409, 422, 429, 503))(change)
+    app.patch(JOB, responses=documented(400, 401, 403, 404, 409, 422, 429, 503))(change)
     app.post(JOB + "/pause", responses=documented(401, 403, 404, 409, 422, 429, 503))(pause)
     app.post(JOB + "/resume", responses=documented(401, 403, 404, 409, 422, 429, 503))(resume)
     app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
@@ -329,11 +330,21 @@ def _shown_input(fault: Mapping[str, Any]) -> str:
     return shown(fault.get("input")) if is_open else ""
 
 
-async def _on_http(_request: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "not-found", 405: "method"}.get(error.status_code, "refused")
     told = problem(error.status_code, kind, str(error.detail), str(error.detail))
-    return response_of(told, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return response_of(told, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return every method of the path of a request; the framework names those of one route alone."""
+    routes = [one for one in request.app.routes if isinstance(one, Route)]
+    fitting = [one for one in routes if one.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for one in fitting for method in one.methods or ()})
 
 
 async def _on_database(_request: Request, error: Exception) -> Response:

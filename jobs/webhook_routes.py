@@ -102,7 +102,7 @@ class DeliveryListView(BaseModel):
 
 def add_webhook_routes(app: FastAPI) -> None:
     """Add the routes to the application."""
-    app.post(WEBHOOKS, status_code=201, responses=documented(401, 403, 404, 409, 422, 429, 503))(create_webhook)
+    app.post(WEBHOOKS, status_code=201, responses=documented(400, 401, 403, 404, 409, 422, 429, 503))(create_webhook)
     app.get(WEBHOOKS, responses=documented(401, 404, 422, 429, 503))(show_webhooks)
     app.delete(WEBHOOKS + "/{webhook_id}", status_code=204, responses=documented(401, 404, 422, 429, 503))(
         delete_webhook
