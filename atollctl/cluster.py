@@ -95,10 +95,17 @@ def show_cluster(
 
 
 @app.command(name="drain")
-def drain_cluster(name: Name, server: Server = SERVER, token_file: Token = None, ca: Authority = None) -> None:
+def drain_cluster(
+    name: Name,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the cluster take jobs again.")] = False,
+) -> None:
     """Let a cluster take no new jobs. Services, trainings and waiting jobs move; batches that run may end there."""
-    asked(_client(server, token_file, ca, name), "POST", "/drain")
-    show_line(f"cluster/{name} is draining")
+    asked(_client(server, token_file, ca, name), "POST", "/activate" if undo else "/drain")
+    show_line(f"cluster/{name} {'takes jobs again' if undo else 'is draining'}")
 
 
 @app.command(name="remove")

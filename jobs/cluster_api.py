@@ -19,6 +19,7 @@ from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
 from jobs.cluster_store import (
     ClusterTerms,
+    activate_cluster,
     check_removable,
     drain_cluster,
     job_counts,
@@ -112,6 +113,7 @@ def add_cluster_routes(app: FastAPI) -> None:
     app.get(CLUSTER, responses=documented(401, 404, 422, 429, 503))(show)
     app.put(CLUSTER, responses=documented(401, 403, 404, 409, 422, 429, 503))(register)
     app.post(CLUSTER + "/drain", responses=documented(401, 403, 404, 409, 422, 429, 503))(drain)
+    app.post(CLUSTER + "/activate", responses=documented(401, 403, 404, 409, 422, 429, 503))(activate)
     app.delete(CLUSTER, responses=documented(401, 403, 404, 409, 422, 429, 503))(remove)
 
 
@@ -165,6 +167,15 @@ async def drain(cluster: Cluster, parts: Parts, caller: Caller) -> ClusterView:
     now = parts.now()
     record = await parts.database.write(lambda session: drain_cluster(session, cluster, now=now, actor=caller.name))
     log.info("Draining a cluster", cluster=cluster, user=caller.name)
+    return await _view(record, parts, caller)
+
+
+async def activate(cluster: Cluster, parts: Parts, caller: Caller) -> ClusterView:
+    """Undo the draining: the cluster takes jobs again."""
+    _check_operator(caller, "activate clusters")
+    now = parts.now()
+    record = await parts.database.write(lambda session: activate_cluster(session, cluster, now=now, actor=caller.name))
+    log.info("Activated a cluster", cluster=cluster, user=caller.name)
     return await _view(record, parts, caller)
 
 

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.fitting import GpuCapacity
-from atoll.jobs.states import JobState, JobStep
+from atoll.jobs.states import IN_CLUSTER, JobState, JobStep
 from jobs.errors import ClusterBusy, ClusterUnknown
 from jobs.queue_store import forget_queue_file
 from jobs.records import JobRecord, RegisteredCluster
 from jobs.store import active_ids, get_job, take_step
+
+MOVING: Final = ": the job moves to "
+"""In the message of a job from the moment before its objects are removed from a drained cluster."""
 
 
 class ClusterState(StrEnum):
@@ -59,7 +63,7 @@ def register_cluster(
         record.trouble, record.capacity = "not yet looked at", []
         session.add(record)
     elif record.state == ClusterState.DRAINING:
-        raise ClusterBusy(f"cluster {name} is draining: remove it first, then register it again")
+        raise ClusterBusy(f"cluster {name} is draining: remove it, or undo the draining, before you change it")
     elif record.kubeconfig != terms.kubeconfig and active_ids(session, name):
         raise ClusterBusy(f"cluster {name} has active jobs: its kubeconfig cannot be changed to {terms.kubeconfig}")
     record.kubeconfig, record.region, record.latency_ms = terms.kubeconfig, terms.region, terms.latency_ms
@@ -76,6 +80,20 @@ def drain_cluster(session: Session, name: str, *, now: datetime, actor: str) -> 
         raise ClusterUnknown(name)
     if record.state != ClusterState.DRAINING:
         record.state, record.changed_by, record.changed_at = ClusterState.DRAINING.value, actor, now
+        session.flush()
+    return record
+
+
+def activate_cluster(session: Session, name: str, *, now: datetime, actor: str) -> RegisteredCluster:
+    """Let a drained cluster take jobs again. Raises ClusterUnknown, and ClusterBusy while a job is on its way out: its
+    objects may be gone already, and it would be taken for lost."""
+    record = get_cluster(session, name)
+    where = (JobRecord.cluster_id == name, JobRecord.message.contains(MOVING), JobRecord.state.in_(IN_CLUSTER))
+    leaving = session.scalars(select(JobRecord.name).where(*where).limit(1)).first()
+    if leaving is not None:
+        raise ClusterBusy(f"job {leaving} is on its way out of cluster {name}: try again when it has moved")
+    if record.state != ClusterState.ACTIVE:
+        record.state, record.changed_by, record.changed_at = ClusterState.ACTIVE.value, actor, now
         session.flush()
     return record
 

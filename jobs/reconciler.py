@@ -29,6 +29,7 @@ from atoll.jobs.words import JobType
 from atoll.kube.clock import Clock
 from atoll.kube.errors import Forbidden, Invalid, NotFound
 from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
+from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged
 from jobs.objects import WORKLOADS, objects_of
@@ -287,7 +288,7 @@ class JobReconciler:
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
         if left:
-            await self._say(record, f"{self._cluster.name} is draining: the job moves to {sheet.chosen}", now)
+            await self._say(record, f"{self._cluster.name} is draining{MOVING}{sheet.chosen}", now)
             return await self._remove(record, left)
         if await self._remove_stray_pods(record):
             return SOON_SECONDS

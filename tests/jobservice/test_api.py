@@ -158,7 +158,7 @@ async def test_what_a_form_on_another_site_can_send_is_refused(service: JobServi
 
 
 OF_THE_CLUSTER = (
-    *("drain", "queues", "queues/{name}", "usage", "usage.csv", "schedule", "audit"),
+    *("activate", "drain", "queues", "queues/{name}", "usage", "usage.csv", "schedule", "audit"),
     *("webhooks", "webhooks/{webhook_id}", "webhooks/{webhook_id}/deliveries"),
 )
 OF_ONE_JOB = [

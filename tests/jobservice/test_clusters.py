@@ -13,8 +13,16 @@ from atoll.jobs.fitting import capacity_of
 from atoll.jobs.model import Job
 from atoll.jobs.states import JobState
 from atoll.kube.errors import Unanswered
-from jobs.cluster_store import ClusterTerms, note_health, register_cluster, remove_cluster
+from jobs.cluster_store import (
+    ClusterTerms,
+    activate_cluster,
+    drain_cluster,
+    note_health,
+    register_cluster,
+    remove_cluster,
+)
 from jobs.database import Database, engine_of, opened
+from jobs.errors import ClusterBusy
 from jobs.records import JobRecord
 from jobs.store import NewJob, create_job, get_job, list_events
 from tests.explain.situations import holder, situation
@@ -282,6 +290,25 @@ async def test_a_training_moves_with_a_new_try(two: TwoClusters) -> None:
     assert (await two.events(job_id))[-4:] == ["move", "submit", "admit", "run"]
     assert two.mover.told == [job_id]
     assert moved.choice is not None
+
+
+async def test_draining_is_undone_unless_a_job_is_on_its_way_out(two: TwoClusters) -> None:
+    """A job whose objects are being removed must arrive first; afterwards the cluster takes jobs again."""
+    terms = ClusterTerms(kubeconfig="")
+    await two.database.write(lambda session: register_cluster(session, "local", terms, now=NOW, actor="ops"))
+    await two.database.write(lambda session: drain_cluster(session, "local", now=NOW, actor="ops"))
+    job_id = await two.submit(job_type="training")
+    two.home.ends = two.east.ends = False
+    await two.look(job_id)
+    two.mover.drains = True
+    await two.there.look_at(job_id)
+    with pytest.raises(ClusterBusy, match="job tune is on its way out of cluster local"):
+        await two.database.write(lambda session: activate_cluster(session, "local", now=NOW, actor="ops"))
+    moved = await two.look(job_id)
+    record = await two.database.write(lambda session: activate_cluster(session, "local", now=NOW, actor="ops"))
+
+    assert (moved.cluster_id, moved.state) == ("east", "running")
+    assert (record.state, record.changed_by) == ("active", "ops")
 
 
 @pytest.mark.parametrize("job_type", ["service", "training", "batch"])
