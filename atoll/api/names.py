@@ -10,9 +10,9 @@ VERSION: Final = "v1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 SYSTEM_NAMESPACE: Final = "atoll-system"
-"""Namespace of Atoll's parts and of the GPU Leases."""
+"""Namespace of Atoll's other parts and of the GPU Leases."""
 HEARTBEAT_NAMESPACE: Final = "atoll-nodes"
-"""Namespace of the agents' heartbeat Leases, one per node, named like the node."""
+"""Namespace of the agents and of their heartbeat Leases, one per node, named like the node."""
 
 SCHEDULER_NAME: Final = "gpu-scheduler"
 DEFAULT_SCHEDULER_NAME: Final = "default-scheduler"
