@@ -82,7 +82,12 @@ async def test_an_operator_registers_and_tenants_see_what_serves_them(service: J
     hidden = await service.call("GET", f"{CLUSTERS}/theirs")
     shown = (await service.call("GET", f"{CLUSTERS}/east", by="ops")).json()
 
+    told = (await service.call("GET", f"{CLUSTERS}/local/audit", by="ops")).json()["items"]
+    decided = [(one["user"], one["answer"]) for one in told if one["action"] == "cluster:register"]
+
     assert refused.status_code == 403
+    assert ("amy", "refused") in decided
+    assert decided.count(("ops", "allowed")) == 3
     assert [one["name"] for one in seen["ops"]["items"]] == ["east", "local", "theirs"]
     assert [(one["name"], one["kubeconfig"]) for one in seen["ann"]["items"]] == [("east", None), ("local", None)]
     assert hidden.status_code == 404
