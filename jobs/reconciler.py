@@ -28,13 +28,14 @@ from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
 from atoll.jobs.words import JobType
 from atoll.kube.clock import Clock
 from atoll.kube.errors import Forbidden, Invalid, NotFound
+from atoll.ml.escalation import Escalation, escalation_of
 from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
 from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged
 from jobs.objects import WORKLOADS, objects_of
 from jobs.records import JobRecord
-from jobs.store import change_job, get_job, take_step
+from jobs.store import change_job, get_job, queued_since, take_step
 from jobs.views import job_of
 
 log = structlog.get_logger(__name__)
@@ -149,6 +150,8 @@ class JobReconciler:
             return _sooner(await self._move(record, job, state, self._mover, now), time, now)
         if record.pause_requested_at is not None:
             return _sooner(await self._pause(record, job, state, now), time, now)
+        if state is JobState.QUEUED and (escalation := escalation_of(job.attributes)) is not None:
+            return _sooner(await self._escalate(record, job, escalation, now), time, now)
         if state in IN_CLUSTER:
             return _sooner(await self._follow(record, job, state, now), time, now)
         return _sooner(await self._submit(record, job, now), time, now)
@@ -232,6 +235,31 @@ class JobReconciler:
             return 0.0
         await self._say(record, seen.reason, now)
         return None
+
+    async def _escalate(self, record: JobRecord, job: Job, escalation: Escalation, now: datetime) -> float | None:
+        """Follow a queued spot job, and once it has waited for too long take it out, to submit it in a higher class."""
+        entered = await self._database.read(lambda session: queued_since(session, record.id))
+        wait_seconds = escalation.after_seconds - (now - (entered or now)).total_seconds()
+        if wait_seconds > 0:
+            soon = await self._follow(record, job, JobState.QUEUED, now)
+            return wait_seconds if soon is None else soon
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        left = [one for one in found if one.kind != KEPT]
+        if any(one.kind in WORKLOADS and not one.is_leaving for one in left):
+            facts = await self._cluster.facts(record, workload_kind(record))
+            seen = observe(facts, workload_uid=record.workload_uid)
+            if seen.phase is not JobPhase.WAITS_FOR_QUOTA:
+                return await self._record_seen(record, job, JobState.QUEUED, seen, now)
+        if left:
+            return await self._remove(record, left)
+        if await self._remove_stray_pods(record):
+            return SOON_SECONDS
+        attributes = job.attributes.model_copy(update={"priority_class": escalation.target})
+        moved = job.model_copy(update={"attributes": attributes})
+        message = f"waited for {escalation.after_seconds} s as spot, so it moves up to {escalation.target}"
+        document = {"document": moved.model_dump(mode="json", exclude_unset=True)}
+        await self._take(record, (PlannedStep(JobStep.ESCALATE, message, document),), now)
+        return 0.0
 
     # Out of the cluster
 

@@ -216,6 +216,13 @@ def list_events(session: Session, job_id: str, *, page: int, page_size: int) -> 
     return session.scalars(oldest).all(), total
 
 
+def queued_since(session: Session, job_id: str) -> datetime | None:
+    """Return when a job last entered its queue; None if it never did."""
+    entered = (JobStep.SUBMIT.value, JobStep.REQUEUE.value, JobStep.UNADMIT.value)
+    of_job = (JobEventRecord.job_id == job_id, JobEventRecord.what.in_(entered))
+    return session.scalar(select(func.max(JobEventRecord.at)).where(*of_job))
+
+
 def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
     """Return the jobs of a cluster that have not ended, oldest first."""
     where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]))
@@ -264,7 +271,7 @@ def take_step(
         record.started_at = now
     if following in ENDED:
         record.ended_at = now
-    if asked in (JobStep.RETRY, JobStep.PAUSE, JobStep.MOVE):
+    if asked in (JobStep.RETRY, JobStep.PAUSE, JobStep.ESCALATE, JobStep.MOVE):
         record.attempt += 1
         record.workload_uid = record.started_at = record.ended_at = record.actual_micros = None
     for field, value in (changes or {}).items():

@@ -52,6 +52,8 @@ class JobStep(StrEnum):
     """A preempted job is queued again."""
     PAUSE = "pause"
     """A user or its budget paused it, and none of its objects is left in the cluster."""
+    ESCALATE = "escalate"
+    """It waited too long, moves up to another priority class, and none of its objects is left in the cluster."""
     UNADMIT = "unadmit"
     """It lost its quota for another reason than preemption."""
     RETRY = "retry"
@@ -85,6 +87,7 @@ ROWS: Final = (
     StepRow(_S.QUEUED, _T.PREEMPT, _S.PREEMPTED),
     StepRow(_S.QUEUED, _T.CANCEL, _S.CANCELLED),
     StepRow(_S.QUEUED, _T.PAUSE, _S.PENDING),
+    StepRow(_S.QUEUED, _T.ESCALATE, _S.PENDING),
     StepRow(_S.QUEUED, _T.EXPIRE, _S.FAILED),
     StepRow(_S.QUEUED, _T.VANISH, _S.FAILED),
     StepRow(_S.QUEUED, _T.MOVE, _S.PENDING),
