@@ -6,9 +6,11 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import structlog
+from fastapi import FastAPI
 
 from atoll.api import names
 from atoll.kube.client import ApiClient
@@ -37,7 +39,23 @@ log = structlog.get_logger(__name__)
 LEASE: Final = "atoll-jobs"
 
 
-async def serve_jobs(settings: JobServiceSettings) -> None:
+class JobServiceExtension(Protocol):
+    """Another part of this process, with routes of its own and work that only the leader does."""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add routes to the API."""
+        ...
+
+    async def lead(self) -> None:
+        """Work until cancelled, while this process leads."""
+        ...
+
+
+ExtensionOf = Callable[[ApiParts, SystemClock], JobServiceExtension]
+"""Makes an extension once the database is migrated."""
+
+
+async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[ExtensionOf] = ()) -> None:
     """Run until cancelled. Raises SettingsError, DatabaseUnfit, ConfigurationError, CertificateError before it
     listens, and an ExceptionGroup if a part of the process fails."""
     clock, metrics = SystemClock(), Metrics("jobs")
@@ -76,7 +94,8 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 now=clock.now,
                 wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
             )
-            await _run(settings, parts, follower, leader, metrics, context)
+            others = [one(parts, clock) for one in extensions]
+            await _run(settings, parts, follower, others, leader, metrics, context)
     finally:
         database.close()
 
@@ -85,6 +104,7 @@ async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
     follower: JobFollower,
+    extensions: Sequence[JobServiceExtension],
     leader: LeaderElector,
     metrics: Metrics,
     context: ssl.SSLContext | None,
@@ -92,20 +112,27 @@ async def _run(
     health = application()
     checks = {"resync": lambda: (follower.last_resync_error or None) if leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
-    async with serving(build_api(parts), settings.host, settings.port, context) as port:
+    app = build_api(parts)
+    for one in extensions:
+        one.add_routes(app)
+    async with serving(app, settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
         log.info("Serving", url=f"{scheme}://{settings.host}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
-            lead=_lead_term_by_term(leader, follower),
+            lead=_lead_term_by_term(leader, follower, extensions),
         )
 
 
-async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower) -> None:
-    """Reconcile jobs while this process leads; wait again after leadership is lost."""
+async def _lead_term_by_term(
+    leader: LeaderElector, follower: JobFollower, extensions: Sequence[JobServiceExtension]
+) -> None:
+    """Reconcile jobs, and do the extensions' work, while this process leads; wait again after leadership is lost."""
     while True:
         try:
-            await leader.lead(lambda _term: follower.run())
+            await leader.lead(
+                lambda _term: supervise(jobs=follower.run(), **{type(one).__name__: one.lead() for one in extensions})
+            )
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
 

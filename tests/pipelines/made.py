@@ -7,7 +7,7 @@ from atoll.pipelines.documents import ParsedPipeline, parse_pipeline
 from atoll.pipelines.graph import PipelineGraph
 from atoll.pipelines.model import Pipeline
 
-FUNCTIONS = frozenset({"echo"})
+FUNCTIONS = frozenset({"echo", "note"})
 JOB = {"job_type": "batch", "container": {"image": "busybox:1"}}
 
 

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[list[Any], str]] = {
     "a name that the language keeps": ([step("in")], "steps.in.name is 'in': is a word of the expression language"),
     "an unknown function": (
         [step("a", config={"function_name": "rm"})],
-        "steps.a.config.function_name is 'rm': there is no such function; use one of echo",
+        "steps.a.config.function_name is 'rm': there is no such function; use one of echo, note",
     ),
     "an unknown field of a config": (
         [step("a", config={"function_name": "echo", "params": {}})],

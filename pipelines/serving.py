@@ -1,0 +1,55 @@
+"""Pipelines as a part of the job service's process: routes in every replica, the engine in the leader."""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI
+
+from atoll.service.clock import SystemClock
+from jobs.api import ApiParts
+from pipelines.api import add_pipelines
+from pipelines.engine import PipelineEngine
+from pipelines.outgoing import OutgoingClient
+from pipelines.performing import Function, StepParts
+from pipelines.records import migrate_pipelines
+
+log = structlog.get_logger(__name__)
+
+FUNCTIONS: Final = "atoll.pipeline_functions"
+"""Entry points of this group are the functions that steps may call."""
+
+
+class PipelineService:
+    """Pipelines of one process."""
+
+    def __init__(self, parts: ApiParts, clock: SystemClock) -> None:
+        url = parts.settings.database.get_secret_value()
+        migrate_pipelines(url)
+        self._functions = registered_functions()
+        outgoing = OutgoingClient(allowed=parts.settings.outgoing_hosts, secrets=parts.settings.secrets)
+        step_parts = StepParts(parts.database, parts.settings, parts.rendering, outgoing, self._functions, clock)
+        self._engine = PipelineEngine(step_parts, clock, url)
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the routes of pipelines."""
+        add_pipelines(app, self._functions)
+
+    async def lead(self) -> None:
+        """Run pipelines until cancelled."""
+        await self._engine.run()
+
+
+def registered_functions() -> Mapping[str, Function]:
+    """Return the functions that steps may call: `echo`, and those of installed packages."""
+    found: dict[str, Function] = {"echo": echo}
+    for one in entry_points(group=FUNCTIONS):
+        found[one.name] = one.load()
+        log.info("Registered a function", name=one.name, value=one.value)
+    return found
+
+
+def echo(parameters: Mapping[str, Any], key: str) -> dict[str, Any]:  # noqa: ARG001 - as functions are called
+    """Return the parameters."""
+    return dict(parameters)
