@@ -16,14 +16,21 @@ from sqlalchemy.orm import Session
 
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
 from atoll.ml.policy import MlPolicy
-from atoll.ml.problems import shown
 from atoll.pipelines.documents import parse_pipeline
-from atoll.pipelines.expressions import is_json, type_of
 from atoll.pipelines.model import ENTRIES_MAX, Pipeline
 from jobs.api import JOB_MEDIA_TYPES, ApiParts, PageNumber, PageSize, caller_of, parts_of
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem, response_of
 from jobs.submission import KEY_LENGTH_MAX
-from pipelines.errors import KeyTaken, PipelineError, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
+from pipelines.errors import (
+    KeyTaken,
+    PipelineError,
+    PipelineUnknown,
+    RunActive,
+    RunNotEnded,
+    RunUnknown,
+    TriggerUnknown,
+)
+from pipelines.inputs import checked_inputs
 from pipelines.performing import Function
 from pipelines.records import PipelineRecord, RunRecord
 from pipelines.store import (
@@ -237,19 +244,6 @@ async def execute(
     return view
 
 
-def checked_inputs(pipeline: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a run. Raises ApiRefusal for unknown names and other types than the defaults have."""
-    for name, value in given.items():
-        if name not in pipeline.inputs:
-            known = ", ".join(sorted(pipeline.inputs)) or "none"
-            raise mistaken(f"inputs.{name}", value, "the pipeline has no such input", f"its inputs: {known}")
-        default = pipeline.inputs[name]
-        if not is_json(value) or (default is not None and type_of(value) is not type_of(default)):
-            limit = f"must be a {type_of(default).name.lower()} as its default {shown(default)} is"
-            raise mistaken(f"inputs.{name}", value, limit, "correct it")
-    return dict(given)
-
-
 async def list_pipeline_runs(asked: OnePipeline, page: PageNumber = 1, page_size: PageSize = 20) -> RunListView:
     """List the runs of a pipeline, newest first."""
     await asked.allowed(JobPermission.VIEW)
@@ -285,6 +279,7 @@ async def run_again(asked: OnePipeline, run_id: UUID) -> RunView:
 _KINDS: Final[tuple[tuple[type[PipelineError], int, str, str], ...]] = (
     (PipelineUnknown, 404, "not-found", "Not found"),
     (RunUnknown, 404, "not-found", "Not found"),
+    (TriggerUnknown, 404, "not-found", "Not found"),
     (RunActive, 409, "run-active", "Another run is active"),
     (RunNotEnded, 409, "run-not-ended", "The run cannot be run again"),
     (KeyTaken, 409, "key-reused", "The idempotency key belongs to another run"),

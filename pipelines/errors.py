@@ -3,6 +3,7 @@
 PipelineError
 ├── PipelineUnknown   no such pipeline, or the caller may not see it
 ├── RunUnknown        no such run
+├── TriggerUnknown    no such trigger
 ├── RunActive         a run of the pipeline is active
 ├── RunNotEnded       only a run that has failed or was cancelled can be run again
 └── KeyTaken          an idempotency key was used before for another run
@@ -48,3 +49,10 @@ class KeyTaken(PipelineError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the idempotency key {key} belongs to a run with other inputs")
+
+
+class TriggerUnknown(PipelineError):
+    """There is no such trigger, or the caller may not see it."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(f"there is no trigger {wanted}")

@@ -49,6 +49,7 @@ class RunRecord(PipelineBase):
         UniqueConstraint("pipeline_id", "idempotency_key"),
         UniqueConstraint("pipeline_id", "number"),
         Index("ix_pipeline_runs_state", "state"),
+        Index("ix_pipeline_runs_pipeline_id_ended_at", "pipeline_id", "ended_at"),
     )
 
     id: Mapped[str] = mapped_column(String(36), primary_key=True)
@@ -90,3 +91,28 @@ class StepRecord(PipelineBase):
     not_before: Mapped[datetime | None] = mapped_column(UtcTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class TriggerRecord(PipelineBase):
+    """One trigger. `looked_at`: instants and ends until then were dealt with."""
+
+    __tablename__ = "pipeline_triggers"
+    __table_args__ = (
+        Index("ix_pipeline_triggers_enabled_next_run", "enabled", "next_run"),
+        Index("ix_pipeline_triggers_topic", "topic"),
+    )
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    pipeline_id: Mapped[str] = mapped_column(ForeignKey("pipelines.id", ondelete="CASCADE"))
+    created_by: Mapped[str] = mapped_column(String(256))
+    trigger_type: Mapped[str] = mapped_column(String(16))
+    topic: Mapped[str | None] = mapped_column(String(256))
+    """Topic of an event trigger, or the pipeline that a dependency waits for."""
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    secret: Mapped[str | None] = mapped_column(String(128))
+    enabled: Mapped[bool] = mapped_column()
+    looked_at: Mapped[datetime] = mapped_column(UtcTime)
+    next_run: Mapped[datetime | None] = mapped_column(UtcTime)
+    last_run: Mapped[datetime | None] = mapped_column(UtcTime)
+    last_message: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime] = mapped_column(UtcTime)

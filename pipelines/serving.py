@@ -8,12 +8,15 @@ import structlog
 from fastapi import FastAPI
 
 from atoll.service.clock import SystemClock
+from atoll.service.runtime import supervise
 from jobs.api import ApiParts
 from pipelines.api import add_pipelines
 from pipelines.engine import PipelineEngine
+from pipelines.firing import TriggerKeeper
 from pipelines.outgoing import OutgoingClient
 from pipelines.performing import Function, StepParts
 from pipelines.records import migrate_pipelines
+from pipelines.trigger_api import add_triggers
 
 log = structlog.get_logger(__name__)
 
@@ -31,14 +34,16 @@ class PipelineService:
         outgoing = OutgoingClient(allowed=parts.settings.outgoing_hosts, secrets=parts.settings.secrets)
         step_parts = StepParts(parts.database, parts.settings, parts.rendering, outgoing, self._functions, clock)
         self._engine = PipelineEngine(step_parts, clock, url)
+        self._triggers = TriggerKeeper(parts.database, clock)
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes of pipelines."""
         add_pipelines(app, self._functions)
+        add_triggers(app)
 
     async def lead(self) -> None:
-        """Run pipelines until cancelled."""
-        await self._engine.run()
+        """Run pipelines and fire triggers until cancelled."""
+        await supervise(engine=self._engine.run(), triggers=self._triggers.run())
 
 
 def registered_functions() -> Mapping[str, Function]:

@@ -69,7 +69,7 @@ async def test_a_run_begins_once_per_key_and_is_cancelled(service: JobService) -
 
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["execution_id"] == again.json()["execution_id"]
-    assert "inputs.epochs is 'many': must be a integer" in wrong.json()["detail"]
+    assert "inputs.epochs is 'many': must have the type integer" in wrong.json()["detail"]
     assert "its inputs: epochs" in unknown.json()["detail"]
     assert (cancelled.status_code, cancelled.json()["status"]) == (202, "cancelled")
     assert [one["status"] for one in cancelled.json()["steps"]] == ["skipped", "skipped"]
