@@ -55,6 +55,7 @@ test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bin
 	$(BIN)/pytest -m "long" -q
 	ATOLL_HISTORIES=10000 $(BIN)/pytest -n 2 -q tests/simulation/test_simulation.py -k promises
 	ATOLL_HISTORIES=2000 $(BIN)/pytest -n 2 -q tests/jobservice/test_histories.py
+	ATOLL_CRASH_SEEDS=500 $(BIN)/pytest -n 2 -q tests/pipelineservice/test_crashes.py
 	$(BIN)/python -m devcluster.build $(OLDEST)
 	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
 		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py
@@ -79,7 +80,7 @@ verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m devcluster.chart --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
-	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search gang_admission whole_path; do \
+	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search worst_inputs gang_admission whole_path; do \
 		echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 
 lock: ## Write requirements.lock anew from pyproject.toml

@@ -107,7 +107,7 @@ class RequeueReconciler:
         self._set_aside = {
             uid: (at, generation)
             for uid, (at, generation) in self._set_aside.items()
-            if generation == self._changes.generation and now - at < SETTLE_SECONDS
+            if generation == self._changes.generation and at + SETTLE_SECONDS > now
         }
         return min((at + SETTLE_SECONDS - now for at, _ in self._set_aside.values()), default=None)
 

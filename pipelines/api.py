@@ -18,7 +18,10 @@ from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPer
 from atoll.ml.policy import MlPolicy
 from atoll.pipelines.documents import parse_pipeline
 from atoll.pipelines.model import ENTRIES_MAX, Pipeline
-from jobs.api import JOB_MEDIA_TYPES, ApiParts, PageNumber, PageSize, caller_of, parts_of
+from jobs.api import JOB_MEDIA_TYPES
+from jobs.api_parts import ApiParts, Caller, Parts
+from jobs.asking import PageNumber, PageSize
+from jobs.audit import AuditEntry
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem, response_of
 from jobs.submission import KEY_LENGTH_MAX
 from pipelines.errors import (
@@ -54,9 +57,6 @@ PIPELINES: Final = "/api/pipelines"
 PIPELINE: Final = PIPELINES + "/{pipeline_id}"
 RUNS: Final = PIPELINE + "/executions"
 RUN: Final = RUNS + "/{run_id}"
-
-Parts = Annotated[ApiParts, Depends(parts_of)]
-Caller = Annotated[JobCaller, Depends(caller_of)]
 
 
 class RunBody(BaseModel):
@@ -102,7 +102,8 @@ class AskedPipeline:
         record = await self.parts.database.read(lambda session: get_pipeline(session, self.pipeline_id))
         whose = JobOwnership(record.tenant_id, record.project_id, owner or record.created_by)
         answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
-        log.info("Decided", action=permission, pipeline=record.id, user=self.caller.name, answer=answers[1])
+        answer = answers[0] if answers[0] is not AccessAnswer.ALLOWED else answers[1]
+        await note(self.parts, self.caller, permission, answer, record)
         if answers[0] is not AccessAnswer.ALLOWED:
             raise PipelineUnknown(self.pipeline_id)
         if answers[1] is not AccessAnswer.ALLOWED:
@@ -126,6 +127,19 @@ class AskedPipeline:
             return run_view(record, steps_of(session, record.id))
 
         return await self.parts.database.write(work)
+
+
+async def note(
+    parts: ApiParts,
+    caller: JobCaller,
+    permission: JobPermission,
+    answer: AccessAnswer,
+    record: PipelineRecord | None,
+) -> None:
+    """Audit a decision."""
+    tenant, found, project = ("", "", None) if record is None else (record.tenant_id, record.id, record.project_id)
+    action = f"pipeline:{permission}"
+    await parts.audit.note(AuditEntry(caller.name, action, answer, tenant, found, "pipeline", project))
 
 
 async def asked_for_pipeline(pipeline_id: UUID, parts: Parts, caller: Caller) -> AskedPipeline:
@@ -154,8 +168,8 @@ async def apply(request: Request, response: Response, parts: Parts, caller: Call
     tenant = _tenant(pipeline, caller)
     whose = JobOwnership(tenant, pipeline.project_id, caller.name)
     answer = decide(caller, JobPermission.CREATE, whose)
-    log.info("Decided", action=JobPermission.CREATE, pipeline=pipeline.name, user=caller.name, answer=answer)
     if answer is not AccessAnswer.ALLOWED:
+        await note(parts, caller, JobPermission.CREATE, answer, None)
         detail = f"{caller.name} may not create pipelines in tenant {tenant}"
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
     known = await parts.database.read(lambda session: list_pipelines(session, [(tenant, None)], name=pipeline.name))
@@ -164,6 +178,7 @@ async def apply(request: Request, response: Response, parts: Parts, caller: Call
     record, is_new = await parts.database.write(
         lambda session: apply_pipeline(session, pipeline, tenant=tenant, created_by=caller.name, now=parts.now())
     )
+    await note(parts, caller, JobPermission.CREATE, answer, record)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"{PIPELINES}/{record.id}"
     return pipeline_view(record)

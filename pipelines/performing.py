@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import structlog
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, JobState
@@ -24,12 +25,12 @@ from atoll.pipelines.deciding import RunSnapshot, TryOutcome, evaluated, resolve
 from atoll.pipelines.expressions import NUL, ExpressionFailed, ExpressionInvalid, is_json
 from atoll.pipelines.model import PipelineStep
 from atoll.pipelines.words import StepState, StepType
+from jobs.creating import creation_of
 from jobs.database import Database
 from jobs.errors import JobServiceError
 from jobs.problems import ApiRefusal
 from jobs.settings import JobServiceSettings
-from jobs.store import create_job
-from jobs.submission import Submission, new_job_of
+from jobs.submission import Submission
 from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
 from pipelines.records import PipelineRecord, StepRecord
 from pipelines.store import Try, advance, cancel_job_of_step, get_pipeline, get_run, snapshot_of
@@ -67,6 +68,7 @@ class StepParts:
     database: Database
     settings: JobServiceSettings
     rendering: RenderSettings
+    prices: PriceTable
     outgoing: OutgoingClient
     functions: Mapping[str, Function]
     clock: WallClock
@@ -169,17 +171,11 @@ class StepPerformer:
         caller = JobCaller(scene.owner.created_by, (grant,))
         now, parts = self._parts.clock.now(), self._parts
         try:
-            new = new_job_of(
-                Submission(json.dumps(body).encode(), caller, scene.key),
-                parts.settings,
-                parts.rendering,
-                now_seconds=now.timestamp(),
-            )
+            creation = await creation_of(parts, Submission(json.dumps(body).encode(), caller, scene.key), now)
 
             def record(session: Any) -> str:  # noqa: ANN401 - a session
-                job, _ = create_job(session, new, now, job_id=str(uuid4()))
-                step = session.get(StepRecord, (scene.one.run_id, scene.one.key))
-                step.job_id = job.id
+                job, _ = creation(session, str(uuid4()))
+                session.get(StepRecord, (scene.one.run_id, scene.one.key)).job_id = job.id
                 return job.id
 
             job_id = await parts.database.write(record)

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from atoll.service.clock import SystemClock
 from atoll.service.runtime import supervise
-from jobs.api import ApiParts
+from jobs.api_parts import ApiParts
 from pipelines.api import add_pipelines
 from pipelines.engine import PipelineEngine
 from pipelines.firing import TriggerKeeper
@@ -32,7 +32,9 @@ class PipelineService:
         migrate_pipelines(url)
         self._functions = registered_functions()
         outgoing = OutgoingClient(allowed=parts.settings.outgoing_hosts, secrets=parts.settings.secrets)
-        step_parts = StepParts(parts.database, parts.settings, parts.rendering, outgoing, self._functions, clock)
+        step_parts = StepParts(
+            parts.database, parts.settings, parts.rendering, parts.prices, outgoing, self._functions, clock
+        )
         self._engine = PipelineEngine(step_parts, clock, url)
         self._triggers = TriggerKeeper(parts.database, clock)
 

@@ -13,8 +13,9 @@ from atoll.jobs.permissions import JobPermission
 from atoll.pipelines.expressions import is_json
 from atoll.pipelines.triggers import PipelineTrigger, TriggerType
 from atoll.pipelines.wording import faults_of
+from jobs.api_parts import Caller, Parts
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem
-from pipelines.api import PIPELINE, AskedPipeline, Caller, OnePipeline, Parts
+from pipelines.api import PIPELINE, AskedPipeline, OnePipeline
 from pipelines.errors import PipelineUnknown, TriggerUnknown
 from pipelines.records import TriggerRecord
 from pipelines.signing import new_secret, verified

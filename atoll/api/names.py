@@ -62,10 +62,14 @@ DRIVER_RELEASED: Final = "released"
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on a static pod's mirror; only kubelets may set it."""
+STATIC_POD_UID: Final = "kubernetes.io/config.hash"
+"""On such a mirror: the uid that the kubelet and the container runtime use for the pod."""
 
 GANG_GATE: Final = "gpu.scheduling/gang-admission"
 GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
 """Annotation on a GpuGang that Atoll created from the pods' annotations: the uid of their owner, or `pods`."""
+GANG_FENCED: Final = "gpu.scheduling/fenced"
+"""On a GpuGang: moves its version, so that a late write of its status fails."""
 GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
 """Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only these are resumed."""
 FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
@@ -90,6 +94,19 @@ VISIBLE_DEVICES_VARIABLES: Final = (
     GPU_DEVICE_ORDINAL,
 )
 """A claimed pod may not set any of these itself."""
+DRIVER_DEVICE_VARIABLES: Final = (
+    "NVIDIA_NVSWITCH",
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+)
+"""By these NVIDIA's runtime gives a container devices of the whole machine: its switches, memory of other nodes' pods,
+the partition of GPUs. A claim gives none of them."""
+VARIABLES_OFF: Final = ("", "void", "none", "disabled")
+"""Values with which a variable gives nothing."""
+CDI_PREFIX: Final = "cdi.k8s.io/"
+"""Annotations with this prefix name devices, which some runtimes add to the containers."""
 
 # Labels and annotations on GPU Leases. Identity is in annotations, because label values end at 63 characters.
 LEASE_KIND_LABEL: Final = "gpu.scheduling/lease"

@@ -44,6 +44,7 @@ class MissingLease:
 def lease_state(record: LeaseRecord, pod: Pod | None, now: str) -> LeaseState:
     """Say what a Lease is to its holder; `pod` is the pod with the holder's uid, None if there is none.
 
+    A pod is bound once, with all of its devices: from then on it can use no other, however long that is reserved.
     `now` and the deadline are UTC times of one length, so their texts compare like the times. A deadline that is
     missing or malformed has passed: what follows is fenced, so a wrong clock costs a retry, never a GPU.
     """
@@ -57,9 +58,10 @@ def lease_state(record: LeaseRecord, pod: Pod | None, now: str) -> LeaseState:
         return LeaseState.UNCLEAR
     if allocation is not None and names_device(allocation, record):
         return LeaseState.HELD
-    if len(record.deadline) == len(now) and record.deadline > now:
-        return LeaseState.RESERVED
-    return LeaseState.STRAY if pod.spec.node_name else LeaseState.OVERDUE
+    if pod.spec.node_name:
+        return LeaseState.STRAY
+    is_over = len(record.deadline) != len(now) or record.deadline <= now
+    return LeaseState.OVERDUE if is_over else LeaseState.RESERVED
 
 
 def names_device(allocation: Allocation, record: LeaseRecord) -> bool:

@@ -10,7 +10,7 @@ from atoll.api import names
 from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
 from atoll.api.reservations import GpuReservation
 from atoll.cluster import pods
-from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
+from atoll.cluster.allocations import OTHER_BYTES_MAX, pod_annotations_bytes
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
@@ -62,7 +62,7 @@ def request_of(
 
 def _request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool) -> Request | Rejection:
     claim_name = pods.claim_name(pod)
-    if annotations_bytes(pod.metadata.annotations) > OTHER_BYTES_MAX:
+    if pod_annotations_bytes(pod) > OTHER_BYTES_MAX:
         return Rejection(names.REJECT_ANNOTATIONS)
     if names.GANG in pod.metadata.annotations and not is_admitted:
         return Rejection(names.REJECT_GANG)

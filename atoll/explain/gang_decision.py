@@ -61,9 +61,11 @@ class IndexedGangs:
         return node_domains_of(topology, snapshot.nodes, reports, strict=is_strict, confined=is_confined)
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
-        """Return each member's request, by uid; or why one of them is invalid."""
+        """Return each member's request, by uid, without those that need no GPUs; or why one of them is invalid."""
         found: dict[str, Request] = {}
         for member in members:
+            if not pods.is_gpu_pod(member.pod):
+                continue
             request = request_of(member.pod, self.scene.snapshot.claim_of(member.pod), is_admitted=True)
             if not isinstance(request, Request):
                 return missing_claim(member.pod, request.reason)

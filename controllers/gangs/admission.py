@@ -6,6 +6,7 @@ gang and on its first gated members say what it waits for, so that nobody takes 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,13 +33,13 @@ from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, KubeError, NotFound, ServerError, Unanswered
+from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
-from controllers.gangs.writes import each, raise_first, reserve, ungate, unreserve, write_status
+from controllers.gangs.writes import each, fence, nominate, raise_first, reserve, ungate, unreserve, write_status
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +48,6 @@ BLIND_SECONDS = 5.0
 TRIES_MAX = 64
 """Gangs tried in one round; the next round continues with those that waited longest."""
 CUT_SECONDS = 0.05
-FENCE_SECONDS = 1.0
-FENCE_TRIES_MAX = 30
 EVENT_SECONDS = 60.0
 ORDER_SECONDS = 10.0
 """How long an order of all waiting gangs is good enough for an event."""
@@ -68,6 +67,7 @@ class AdmissionReconciler:
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
+        self._preemption.observe(kind, change)
         if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
             return ()
         if kind is WatchedKind.POD and not _has_left(change):
@@ -92,6 +92,7 @@ class AdmissionReconciler:
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         preemption_seconds = await self._preemption.reconcile()
+        await self._fence_doubtful()
         gangs = [gang for key in sorted(self._cache.candidates) if (gang := self._cache.gang(key)) is not None]
         rests = {key_of(gang): self._rest(gang) for gang in gangs}
         is_strict = self._cache.rules.strict_order
@@ -101,6 +102,12 @@ class AdmissionReconciler:
         waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
+
+    async def _fence_doubtful(self) -> None:
+        """Let no status arrive late whose write got no answer. Raises KubeError."""
+        for gang in self._cache.gangs_in_doubt():
+            with contextlib.suppress(Conflict, NotFound):
+                await fence(self._context, self._cache, gang)
 
     def _views(self, gangs: Iterable[GpuGang]) -> list[GangView]:
         idle = (gang for gang in gangs if key_of(gang) not in self._cache.busy)
@@ -222,7 +229,9 @@ class AdmissionReconciler:
             return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
-        message = f"{len(assignments)} members got their GPUs on {where}"
+        without = sum(not assignment.allocation.device_ids for assignment in assignments)
+        message = f"{len(assignments)} members got their {'places' if without else 'GPUs'} on {where}"
+        message += f", {without} of them without GPUs" if without else ""
         status = lifecycle.admit(
             decision.status,
             now_seconds=self._cache.now_seconds(),
@@ -232,9 +241,10 @@ class AdmissionReconciler:
         )
         status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
         try:
-            await self._write(view, status)
+            await write_status(self._context, self._cache, view.gang, status)
         except (Unanswered, ServerError) as error:
-            return await self._fence(view, status.admission, error)
+            log.warning("An admission got no answer", gang=_named(view), admission=status.admission, err=str(error))
+            return NoPlacement(Verdict.BUSY, f"the admission was not confirmed: {error}", "AdmissionUndone")
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
@@ -243,18 +253,6 @@ class AdmissionReconciler:
         if all(self._is_here(assignment) for assignment in assignments):
             await self._ungate(assignments, status.admission)
         return None
-
-    async def _fence(self, view: GangView, admission: str, error: KubeError) -> NoPlacement:
-        """Move the gang's version after an admission without an answer, before its Leases are taken back: a write that
-        arrives late then fails, instead of admitting a gang that holds nothing. Raises Conflict where it has arrived,
-        and KubeError where the API server takes no write for long."""
-        answer = NoPlacement(Verdict.BUSY, f"admission {admission} was not confirmed: {error}", "AdmissionUndone")
-        for _ in range(FENCE_TRIES_MAX):
-            try:
-                return await self._wait(view, answer)
-            except (Unanswered, ServerError):
-                await self._context.clock.sleep(FENCE_SECONDS)
-        return await self._wait(view, answer)
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
         """Whether the member still exists; where one is gone, the gang's own loop decides."""
@@ -265,7 +263,8 @@ class AdmissionReconciler:
         """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
         for assignment in assignments:
-            ledger.assume(assignment.member.uid, assignment.allocation)
+            if assignment.allocation.device_ids:
+                ledger.assume(assignment.member.uid, assignment.allocation)
         claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
         members = [assignment.member for assignment in assignments]
         try:
@@ -290,14 +289,32 @@ class AdmissionReconciler:
         await self._ungate(assignments, view.status.admission)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
-            await self._write(view, decision.status.model_copy(update={"assignment": now}))
+            status = decision.status.model_copy(update={"assignment": now})
+            await write_status(self._context, self._cache, view.gang, status)
         return len(assignments) == len(decision.members)
 
     async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
-        async def open_one(one: MemberAssignment) -> bool:
-            return await ungate(self._context, one.member.pod, one.allocation.node, admission)
+        """Ungate members, first those without GPUs: if the rest is left to another leader, it finds that by Leases."""
 
-        raise_first(await each(assignments, open_one))
+        async def open_one(one: MemberAssignment) -> bool:
+            pod, node = one.member.pod, one.allocation.node
+            seen = await nominate(self._context, pod, node)
+            return seen is not None and await ungate(self._context, pod, node, admission, seen)
+
+        async def open_without_gpus(one: MemberAssignment) -> bool:
+            uid = one.member.uid
+            self._cache.assume_home(uid, one.allocation.node)
+            try:
+                if await open_one(one):
+                    return True
+            except (Forbidden, Invalid) as error:
+                pod = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}"
+                log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
+            self._cache.forget_home(uid)
+            return False
+
+        raise_first(await each((one for one in assignments if not one.allocation.device_ids), open_without_gpus))
+        raise_first(await each((one for one in assignments if one.allocation.device_ids), open_one))
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
         """Write and record why the gang waits. Returns the answer."""
@@ -307,13 +324,8 @@ class AdmissionReconciler:
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
         status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
-        await self._write(view, status)
+        await write_status(self._context, self._cache, view.gang, status)
         return answer
-
-    async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
-        version = await write_status(self._context, view.gang, status)
-        if version:
-            self._cache.note_written(view.gang.metadata.uid, version)
 
 
 class GangEvents:

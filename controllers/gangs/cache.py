@@ -29,6 +29,7 @@ from atoll.cluster.gangs.readiness_policy import OutOfBounds, PolicyBounds, Read
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.cluster.gangs.succeeded import known_uids
+from atoll.cluster.leases import LeaseRecord, lease_name
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
@@ -71,7 +72,10 @@ class GangCache:
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
         self._gone: dict[GangKey, dict[str, Pod]] = {}
+        self._homes: dict[str, str] = {}
         self._written: dict[str, int] = {}
+        self._unanswered: dict[GangKey, tuple[str, str]] = {}
+        """The gang's uid, and its version on which a write of its status was based that got no answer."""
         self._node_domains: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
         self._snapshot: tuple[tuple[object, ...], PlacementSnapshot] | None = None
         self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
@@ -85,14 +89,14 @@ class GangCache:
         if kind is WatchedKind.POD and change.kind is ChangeKind.DELETED:
             self._needs.pop(change.object.metadata.uid, None)
         if kind is WatchedKind.GANG:
-            if change.kind is ChangeKind.DELETED:
-                self._gone.pop(key_of(change.object), None)
-            return (change.object.metadata.namespace, change.object.metadata.name)
+            return self._observe_gang(change)
         if kind is not WatchedKind.POD:
             return None
         key = gang_key(change.object)
         if key is None:
             return None
+        if change.kind is ChangeKind.DELETED or change.object.status.nominated_node_name:
+            self._homes.pop(change.object.metadata.uid, None)
         if change.kind is ChangeKind.DELETED:
             self._note_gone(key, change)
             self._uids.get(key, set()).discard(change.object.metadata.uid)
@@ -100,6 +104,14 @@ class GangCache:
                 self._uids.pop(key, None)
         else:
             self._note(change.object)
+        return key
+
+    def _observe_gang(self, change: Change[GpuGang]) -> GangKey:
+        key = key_of(change.object)
+        if change.kind is ChangeKind.DELETED:
+            self._gone.pop(key, None)
+        if not self.is_in_doubt(change.object):
+            self._unanswered.pop(key, None)
         return key
 
     def _note(self, pod: Pod) -> None:
@@ -168,9 +180,24 @@ class GangCache:
         while len(self._written) > 100_000:
             del self._written[next(iter(self._written))]
 
+    def note_unanswered(self, gang: GpuGang) -> None:
+        """Remember that a write of this gang's status may still arrive, as long as the gang has this version."""
+        self._unanswered[key_of(gang)] = (gang.metadata.uid, gang.metadata.resource_version)
+
+    def is_in_doubt(self, gang: GpuGang) -> bool:
+        """Tell whether a write of the gang's status may still arrive: another version refuses it."""
+        return self._unanswered.get(key_of(gang)) == (gang.metadata.uid, gang.metadata.resource_version)
+
+    def gangs_in_doubt(self) -> list[GpuGang]:
+        """Return the gangs in doubt on which no reconciler works, by name."""
+        found = (self.gang(key) for key in sorted(self._unanswered.keys() - self.busy))
+        return [gang for gang in found if gang is not None and self.is_in_doubt(gang)]
+
     def is_current(self, gang: GpuGang) -> bool:
-        """Tell whether the mirror shows our own last write of the gang, or something newer."""
-        return version_number(gang.metadata.resource_version) >= self._written.get(gang.metadata.uid, 0)
+        """Tell whether the mirror shows our own last write of the gang, or something newer, and none may still
+        arrive."""
+        version = version_number(gang.metadata.resource_version)
+        return version >= self._written.get(gang.metadata.uid, 0) and not self.is_in_doubt(gang)
 
     def view(self, gang: GpuGang) -> GangView:
         """Return everything that a decision about the gang is made on."""
@@ -191,12 +218,38 @@ class GangCache:
         ledger = self.mirror.ledger
         return bool(ledger.leases_of(pod.metadata.uid)) or ledger.assumed(pod.metadata.uid) is not None
 
+    def reservation(self, member: GangMember) -> tuple[str, tuple[str, ...]]:
+        """Return the node and the Leases of what is reserved for a gated member: what this process has assumed, else
+        the most Leases of one attempt, and no Leases where those are too few."""
+        ledger = self.mirror.ledger
+        assumed = ledger.assumed(member.uid)
+        if assumed is not None:
+            return assumed.node, tuple(lease_name(assumed.node, device_id) for device_id in assumed.device_ids)
+        attempts: dict[str, list[LeaseRecord]] = {}
+        for record in ledger.leases_of(member.uid):
+            attempts.setdefault(record.attempt, []).append(record)
+        records = max(attempts.values(), key=len, default=[])
+        requests = self.requests([member])
+        is_whole = isinstance(requests, Obstacle) or len(records) == requests[member.uid].ask.count
+        node = records[0].node if records else ""
+        return node, tuple(record.lease_name for record in records) if is_whole else ()
+
     def _held_since(self, pod: Pod) -> float | None:
         """Return when the first of a pod's Leases came to be; None for a pod that has none, or is bound."""
         if pod.spec.node_name:
             return None
         times = (seconds_of(record.created) for record in self.mirror.ledger.leases_of(pod.metadata.uid))
         return min((time for time in times if time is not None), default=None)
+
+    def assume_home(self, uid: str, node: str) -> None:
+        """Count a member without GPUs on its node until its nomination is seen, so that no other takes its place."""
+        self._homes[uid] = node
+        self._snapshot = None
+
+    def forget_home(self, uid: str) -> None:
+        """Count a member on no node: it was not let go."""
+        if self._homes.pop(uid, None) is not None:
+            self._snapshot = None
 
     def node_domains(self, gang: GpuGang) -> NodeDomains | Obstacle:
         """Return where the nodes stand for this gang."""
@@ -215,10 +268,12 @@ class GangCache:
         return self._node_domains[key]
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
-        """Return what each member asks for, by uid; or why one of them cannot be served."""
+        """Return what each member asks for, by uid, without those that need no GPUs; or why one cannot be served."""
         found: dict[str, Request] = {}
         for member in members:
             pod = member.pod
+            if not pods.is_gpu_pod(pod):
+                continue
             claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
             request = request_of(pod, claim, is_admitted=True)
             if not isinstance(request, Request):
@@ -285,7 +340,7 @@ class GangCache:
         if assumed is not None:
             return assumed.node
         leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
-        return leases[0].node if leases else pod.status.nominated_node_name
+        return leases[0].node if leases else pod.status.nominated_node_name or self._homes.get(uid, "")
 
 
 def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:

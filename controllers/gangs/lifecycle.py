@@ -4,6 +4,7 @@ Gangs that want a place are passed on to the admission loop. Keys are gangs. All
 a new leader continues at whatever step the last one stopped.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,7 +26,17 @@ from controllers.context import Context
 from controllers.gangs.cache import GangCache, gang_reference, jitter_of
 from controllers.gangs.creation import GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
-from controllers.gangs.writes import each, raise_first, set_active, ungate, unreserve, write_status
+from controllers.gangs.writes import (
+    each,
+    fence,
+    is_reserved,
+    nominate,
+    raise_first,
+    set_active,
+    ungate,
+    unreserve,
+    write_status,
+)
 from controllers.pod_calls import EvictionRefused, evict, give_notice
 
 log = structlog.get_logger(__name__)
@@ -79,7 +90,7 @@ class GangReconciler:
             await self._undo_without_gang(key)
             return await self._maker.make(key)
         if not self._cache.is_current(gang):
-            return BEHIND_SECONDS
+            return await self._catch_up(gang)
         self._maker.tell_conflict(key, size_conflict_of(gang, self._cache.pods_of(key)))
         token = self._context.new_token()
         view = self._cache.view(gang)
@@ -96,6 +107,7 @@ class GangReconciler:
     async def _act(self, key: GangKey, gang: GpuGang, decision: LifecycleDecision) -> float | None:
         match decision.act:
             case GangAction.UNDO:
+                await fence(self._context, self._cache, gang)
                 await unreserve(self._context, decision.members)
                 self._record_event(
                     gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone"
@@ -120,27 +132,28 @@ class GangReconciler:
                     self._place()
         return decision.again_seconds
 
+    async def _catch_up(self, gang: GpuGang) -> float:
+        """Wait until the mirror shows our own writes; end the wait for one that got no answer. Raises KubeError."""
+        if self._cache.is_in_doubt(gang):
+            with contextlib.suppress(Conflict, NotFound):
+                await fence(self._context, self._cache, gang)
+        return BEHIND_SECONDS
+
     async def write(self, gang: GpuGang, status: GpuGangStatus) -> None:
-        """Write a status, and remember its version. Raises KubeError."""
-        version = await write_status(self._context, gang, status)
-        if version:
-            self._cache.note_written(gang.metadata.uid, version)
+        """Write a status. Raises KubeError."""
+        await write_status(self._context, self._cache, gang, status)
 
     def _refusing_node(self, members: Sequence[GangMember]) -> str:
         """Return a node that would now refuse the member whose GPUs it has; empty when none would."""
         for member in members:
-            node = self._context.mirror.nodes.store.get(("", self._home(member)))
+            home, _ = self._cache.reservation(member)
+            node = self._context.mirror.nodes.store.get(("", home))
             if node is None or host_fit.node_reason(member.pod, node):
-                return self._home(member)
+                return home
         return ""
 
-    def _home(self, member: GangMember) -> str:
-        ledger = self._context.mirror.ledger
-        leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
-        return leases[0].node if leases else assumed.node if assumed is not None else ""
-
     async def _ungate_rest(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
-        """Ungate the rest, unless a node or the API server refuses a member by now."""
+        """Ungate the rest, unless a node or the API server refuses a member by now, or its Leases are gone."""
         view, now = self._cache.view(gang), self._cache.now_seconds()
         refusing = self._refusing_node(decision.members)
         if refusing and not has_begun(view):
@@ -148,7 +161,15 @@ class GangReconciler:
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
-            return await self._ungate(decision.members, view.status.admission)
+            nominated = await self._nominate(decision.members)
+            lacking = await self._lacking([member for member, _ in nominated])
+            if lacking and not has_begun(view):
+                message = f"member {lacking[0].pod.metadata.name} has lost its GPUs"
+                await self.write(gang, give_up(decision.status, message, now_seconds=now))
+                return BUSY_SECONDS
+            await unreserve(self._context, lacking)
+            whole = [(member, seen) for member, seen in nominated if member not in lacking]
+            return await self._ungate(whole, view.status.admission)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
@@ -158,12 +179,33 @@ class GangReconciler:
         await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
 
-    async def _ungate(self, members: Sequence[GangMember], admission: str) -> float:
-        async def open_one(member: GangMember) -> bool:
-            node = self._home(member)
-            return bool(node) and await ungate(self._context, member.pod, node, admission)
+    async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, dict[str, Any]]]:
+        """Nominate members to the nodes of their GPUs; return those that are as they were seen."""
 
-        raise_first(await each(members, open_one))
+        async def nominate_one(member: GangMember) -> dict[str, Any] | None:
+            return await nominate(self._context, member.pod, self._cache.reservation(member)[0])
+
+        answers = await each(members, nominate_one)
+        raise_first(answers)
+        pairs = zip(members, answers, strict=True)
+        return [(member, seen) for member, seen in pairs if isinstance(seen, dict)]
+
+    async def _lacking(self, members: Sequence[GangMember]) -> list[GangMember]:
+        """Return the members whose Leases are not all there, as the API server says."""
+
+        async def is_whole(member: GangMember) -> bool:
+            return await is_reserved(self._context, member.uid, self._cache.reservation(member)[1])
+
+        answers = await each(members, is_whole)
+        raise_first(answers)
+        return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
+
+    async def _ungate(self, nominated: Sequence[tuple[GangMember, dict[str, Any]]], admission: str) -> float:
+        async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> bool:
+            member, seen = entry
+            return await ungate(self._context, member.pod, seen["status"]["nominatedNodeName"], admission, seen)
+
+        raise_first(await each(nominated, open_one))
         return BUSY_SECONDS
 
     async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:

@@ -17,6 +17,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.gangs import OWNERS_MAX, SuspendedOwner
+from atoll.api.kept import KUEUE_WORKLOAD
 from atoll.cluster.gangs.membership import GangMember
 from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, NotFound
@@ -43,8 +44,6 @@ class Suspendable:
 _RUN_POLICY = "runPolicy"
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _WORKLOAD: Final = "Workload"
-WORKLOAD_ANNOTATION: Final = "kueue.x-k8s.io/workload"
-"""Kueue writes the name of the Workload on the pods of whatever it has admitted."""
 KINDS: Final[dict[tuple[str, str], Suspendable]] = {
     ("batch", "Job"): Suspendable("jobs"),
     ("jobset.x-k8s.io", "JobSet"): Suspendable("jobsets"),
@@ -77,7 +76,7 @@ async def root_owners(
             first = SuspendedOwner(
                 api_version=reference.api_version, kind=reference.kind, name=reference.name, uid=reference.uid
             )
-            workload = member.pod.metadata.annotations.get(WORKLOAD_ANNOTATION, "")
+            workload = member.pod.metadata.annotations.get(KUEUE_WORKLOAD, "")
             roots[reference.uid] = await _root(context, namespace, first, workload=workload)
         if roots[reference.uid] is None:
             bare.append(member)
@@ -134,9 +133,15 @@ async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_
 
 
 async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
-    """Resume an owner that was suspended for this gang; False where it is not. Raises KubeError."""
+    """Resume an owner that was suspended for this gang; False where it is not. A suspension of ours that has not
+    arrived yet fails then, because the owner has another version. Raises KubeError."""
     body = await _read(context, namespace, owner)
-    if body is None or body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED) != gang_uid:
+    if body is None:
+        return False
+    mark = body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED)
+    if mark != gang_uid:
+        if not mark:
+            await _patch(context, namespace, owner, body, mark="" if mark is None else None)
         return False
     await _switch(context, namespace, owner, body, suspended=False, mark=None)
     log.info("Resumed the owner of a gang", owner=f"{owner.kind} {namespace}/{owner.name}")
@@ -163,12 +168,21 @@ async def _switch(
 ) -> None:
     kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
     value: dict[str, Any] = {kind.switch: kind.off is suspended}
-    patch = merge_patch(
-        uid=owner.uid,
-        resource_version=body["metadata"]["resourceVersion"],
-        annotations={names.GANG_SUSPENDED: mark},
-        spec={kind.section: value} if kind.section else value,
-    )
+    await _patch(context, namespace, owner, body, mark=mark, spec={kind.section: value} if kind.section else value)
+
+
+async def _patch(
+    context: Context,
+    namespace: str,
+    owner: SuspendedOwner,
+    body: dict[str, Any],
+    *,
+    mark: str | None,
+    spec: dict[str, Any] | None = None,
+) -> None:
+    version = body["metadata"]["resourceVersion"]
+    patch = merge_patch(uid=owner.uid, resource_version=version, annotations={names.GANG_SUSPENDED: mark})
+    patch |= {} if spec is None else {"spec": spec}
     path = path_of(namespace, owner)
     assert path is not None
     try:

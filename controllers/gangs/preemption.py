@@ -10,6 +10,7 @@ A new leader does not know how long an annotation has been there, and removes it
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -29,7 +30,9 @@ from atoll.cluster.gangs.queue import place_in_queue
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Pod
 from atoll.kube.budget_list import BudgetList
+from atoll.kube.cache import Change
 from atoll.kube.errors import ApiError, Conflict, KubeError, NotFound, ServerError, TooManyRequests
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.writes import each, write_status
@@ -67,6 +70,13 @@ class GangPreemption:
         self._not_before: dict[GangIdentity, float] = {}
         self._has_stray_reservations = True
         """Whether pods may carry annotations of no active preemption: in a new term, and after a failed removal."""
+
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
+        """Notice an annotation of no active preemption: one that was given up without an answer, and arrived late."""
+        if kind is not WatchedKind.POD or names.KEPT not in change.object.metadata.annotations:
+            return
+        if self._active is None or change.object.metadata.uid not in self._active.plan.kept:
+            self._has_stray_reservations = True
 
     async def reconcile(self) -> float | None:
         """End a preemption that is over; return when to call again. Raises KubeError."""
@@ -252,11 +262,9 @@ async def evict_gang(context: Context, cache: GangCache, key: GangKey, message: 
         return
     status = lifecycle.preempt(view, message, now_seconds=cache.now_seconds())
     try:
-        version = await write_status(context, gang, status)
+        await write_status(context, cache, gang, status)
     except (Conflict, NotFound):
         return
-    if version:
-        cache.note_written(gang.metadata.uid, version)
     context.metrics.gang_evictions.labels("Preempted").inc()
     context.events.record(
         gang_reference(gang), reason=names.REASON_GANG_EVICTED, note=message, action="Preempt", type="Warning"

@@ -5,6 +5,9 @@ while it is gated (kube-scheduler sets cpu and memory aside for it), then node a
 
 Unreserving begins with a write on the pod. Its answer shows whether the gate is still there, and no patch that was
 prepared before can remove the gate any more. A gated pod is bound by nobody, so its Leases may go.
+
+A status whose write got no answer may arrive late. So the gang's version is moved before anything else is decided, and
+before the reservations of a gang that is not admitted are taken back: whatever was prepared before fails then.
 """
 
 import asyncio
@@ -27,10 +30,11 @@ from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_nam
 from atoll.cluster.objects import Lease, Pod, decode_pod
 from atoll.cluster.release import version_number
 from atoll.kube import paths
-from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.leases.writes import delete_lease, read_lease
+from controllers.gangs.cache import GangCache
+from controllers.leases.writes import annotate_lease, delete_lease, read_lease
 
 log = structlog.get_logger(__name__)
 
@@ -98,32 +102,59 @@ async def reserve(
     return all(answer is True for answer in answers)
 
 
-async def ungate(context: Context, pod: Pod, node: str, admission: str) -> bool:
-    """Nominate the gated pod; then pin it, open its gate and annotate the admission, in one patch. False if the pod
-    has changed in the meantime, or is gone."""
+async def nominate(context: Context, pod: Pod, node: str) -> dict[str, Any] | None:
+    """Nominate a gated pod; return it as that write left it, None if it has changed in the meantime, or is gone."""
     metadata = pod.metadata
-    path = paths.pods(metadata.namespace, metadata.name)
-    nominate = merge_patch(
-        uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": node}
+    body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": node})
+    try:
+        path = paths.pods(metadata.namespace, metadata.name, "status")
+        seen: dict[str, Any] = json.loads(await context.api.patch(path, body))
+    except (NotFound, Conflict) as error:
+        _log_gated(pod, error)
+        return None
+    return seen
+
+
+async def ungate(context: Context, pod: Pod, node: str, admission: str, seen: dict[str, Any]) -> bool:
+    """Pin a nominated pod, open its gate and annotate the admission, in one patch. `seen`: as the nomination left it.
+    False if the pod has changed in the meantime, or is gone."""
+    metadata = pod.metadata
+    body = merge_patch(
+        uid=metadata.uid,
+        resource_version=seen["metadata"]["resourceVersion"],
+        annotations={names.ADMISSION: admission} if admission else None,
+        spec=open_gate(seen.get("spec") or {}, node),
     )
     try:
-        seen: dict[str, Any] = json.loads(await context.api.patch(f"{path}/status", nominate))
-        body = merge_patch(
-            uid=metadata.uid,
-            resource_version=seen["metadata"]["resourceVersion"],
-            annotations={names.ADMISSION: admission} if admission else None,
-            spec=open_gate(seen.get("spec") or {}, node),
-        )
-        await context.api.patch(path, body)
+        await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
     except (NotFound, Conflict) as error:
-        log.info(
-            "Could not let a member go yet",
-            pod=f"{metadata.namespace}/{metadata.name}",
-            uid=metadata.uid,
-            err=str(error),
-        )
+        _log_gated(pod, error)
         return False
     return True
+
+
+def _log_gated(pod: Pod, error: KubeError) -> None:
+    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    log.info("Could not let a member go yet", pod=name, uid=pod.metadata.uid, err=str(error))
+
+
+async def is_reserved(context: Context, uid: str, names_of_leases: Sequence[str]) -> bool:
+    """Renew the Leases of a gated member; False when one is gone, or another's. A deletion that was decided on before
+    fails then, however late it arrives. Raises Conflict when a Lease has changed."""
+    answers = await each(names_of_leases, lambda name: _renew(context, name, uid))
+    raise_first(answers)
+    return bool(answers) and all(answer is True for answer in answers)
+
+
+async def _renew(context: Context, name: str, uid: str) -> bool:
+    record = context.mirror.ledger.leases.get(name)
+    if record is None or record.holder.uid != uid:
+        lease = await read_lease(context.api, name)
+        record = _record(lease) if lease is not None else None
+    if record is None or record.holder.uid != uid:
+        return False
+    deadline = format_microtime(context.clock.now() + timedelta(seconds=RESERVATION_SECONDS))
+    return await annotate_lease(context.api, record, {names.LEASE_DEADLINE: deadline}) is not None
 
 
 async def unreserve(
@@ -186,24 +217,38 @@ def _record(lease: Lease) -> LeaseRecord | None:
         return None
 
 
-async def write_status(context: Context, gang: GpuGang, status: GpuGangStatus) -> str:
-    """Write the status if it differs from what the gang shows; return the version it left, empty for none written.
-
-    Raises Conflict when the gang has changed meanwhile, and NotFound.
-    """
+async def write_status(context: Context, cache: GangCache, gang: GpuGang, status: GpuGangStatus) -> None:
+    """Write the status if it differs from what the gang shows, and note the version that it leaves, or that it may
+    still arrive. Raises Conflict when the gang has changed meanwhile, and other KubeErrors."""
     before = (gang.status or GpuGangStatus()).to_json()
     after = status.to_json()
     if before == after:
-        return ""
+        return
     gone = dict.fromkeys(key for key in before if key not in after)
     metadata = gang.metadata
     body = merge_patch(
         uid=metadata.uid, resource_version=metadata.resource_version, status={**gone, **_whole(before, after)}
     )
     path = paths.gpugangs(metadata.namespace, metadata.name, "status")
-    answer = json.loads(await context.api.patch(path, body))
-    version: str = answer["metadata"]["resourceVersion"]
-    return version
+    try:
+        answer = await context.api.patch(path, body)
+    except (Unanswered, ServerError):
+        cache.note_unanswered(gang)
+        raise
+    cache.note_written(metadata.uid, json.loads(answer)["metadata"]["resourceVersion"])
+
+
+async def fence(context: Context, cache: GangCache, gang: GpuGang) -> None:
+    """Move the gang's version, so that no status that was prepared before can arrive any more. Raises Conflict when the
+    gang has changed since it was seen, and other KubeErrors."""
+    metadata = gang.metadata
+    body = merge_patch(
+        uid=metadata.uid,
+        resource_version=metadata.resource_version,
+        annotations={names.GANG_FENCED: context.new_token()},
+    )
+    answer = await context.api.patch(paths.gpugangs(metadata.namespace, metadata.name), body)
+    cache.note_written(metadata.uid, json.loads(answer)["metadata"]["resourceVersion"])
 
 
 def _whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +264,7 @@ def _whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 async def set_active(context: Context, gang: GpuGang, *, active: bool) -> None:
-    """Write spec.active. Raises KubeError."""
+    """Write spec.active. Raises Conflict when the gang has changed since it was seen, and other KubeErrors."""
     metadata = gang.metadata
-    body = merge_patch(uid=metadata.uid, spec={"active": active})
+    body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, spec={"active": active})
     await context.api.patch(paths.gpugangs(metadata.namespace, metadata.name), body)

@@ -41,7 +41,7 @@ STANDINGS: list[tuple[str, LeaseRecord, Pod | None, str, LeaseState]] = [
         LeaseState.HELD,
     ),
     ("bind under way", record(), make_pod(), NOW, LeaseState.RESERVED),
-    ("bound elsewhere a moment ago", record(), bound(1), NOW, LeaseState.RESERVED),
+    ("made late, for a pod that was bound to another device meanwhile", record(), bound(1), NOW, LeaseState.STRAY),
     ("never bound, deadline is now", record(), make_pod(), LATER, LeaseState.OVERDUE),
     ("never bound, deadline passed", record(), make_pod(), AFTER_DEADLINE, LeaseState.OVERDUE),
     ("never bound, no readable deadline", NO_DEADLINE, make_pod(), NOW, LeaseState.OVERDUE),

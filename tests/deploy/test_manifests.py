@@ -210,6 +210,12 @@ def test_policies_know_every_variable_that_chooses_gpus() -> None:
     assert found.count(wanted) == 3
 
 
+def test_policies_know_every_variable_that_gives_devices_of_the_machine() -> None:
+    """So must one of the others."""
+    found = list(policy_lists(names.DRIVER_DEVICE_VARIABLES[0]))
+    assert found == [set(names.DRIVER_DEVICE_VARIABLES)] * 2
+
+
 def test_policy_knows_what_kubelet_says_at_the_end() -> None:
     """The reasons that prove an end to the ledger are those that only kubelets may write."""
     text = (DEPLOY / "policies/endings.yaml").read_text(encoding="utf-8")
@@ -317,7 +323,7 @@ def test_parts_understand_their_arguments(kind: str, name: str) -> None:
         for port in container.get("ports", ()):
             setting = "health_port" if port["name"] == "health" else "port"
             assert port["containerPort"] == getattr(values, setting)
-        assert "health" not in {port["name"] for port in container.get("ports", ())} or values.health_host == "0.0.0.0"
+        assert "health" not in {port["name"] for port in container.get("ports", ())} or values.health_host == "*"
 
 
 def test_every_policy_is_in_the_documentation() -> None:

@@ -19,6 +19,7 @@ import yaml
 
 from atoll.api import names
 from devcluster import DevCluster, DevNodeSpec, chart
+from devcluster.addresses import IpFamily
 from devcluster.atoll_image import write_atoll_image
 from devcluster.cgroups import hierarchies
 from devcluster.images import ensure_image, program_image
@@ -77,9 +78,12 @@ class ChartRelease:
 
     @classmethod
     @contextmanager
-    def cluster_for(cls, nodes: Sequence[DevNodeSpec]) -> Iterator[ChartRelease]:
+    def cluster_for(
+        cls, nodes: Sequence[DevNodeSpec], *, ip_family: IpFamily = IpFamily.IPV4
+    ) -> Iterator[ChartRelease]:
         """Start a cluster with the GPUs of its profiles, with images, and with nothing of Atoll."""
-        with DevCluster.start(f"pods-{uuid4().hex[:6]}", nodes=nodes, scheduler=True) as cluster:
+        name = f"pods-{uuid4().hex[:6]}"
+        with DevCluster.start(name, nodes=nodes, scheduler=True, ip_family=ip_family) as cluster:
             release = cls(cluster)
             release.load_image("atoll:0.1.0")
             program = cluster.program("kube-scheduler")
@@ -143,11 +147,12 @@ class ChartRelease:
     def _values(self) -> Path:
         """Write what differs on this cluster, as its administrator would.
 
-        The webhook's RuntimeClass, a poll interval for impatient people, and what several nodes on one machine do not
-        share with it: the root of their cgroups, and the id of their boot.
+        No node without GPUs, the webhook's RuntimeClass, a poll interval for impatient people, and what several nodes
+        on one machine do not share with it: the root of their cgroups, and the id of their boot.
         """
         on_node = {"name": "boot-id", "hostPath": {"path": "/proc/sys/kernel/random/boot_id", "type": "File"}}
         values: dict[str, Any] = {
+            "avoidGpuNodes": "preferred",
             "scheduler": {"image": {"repository": "kube-scheduler"}},
             "webhook": {"injectRuntimeClass": True},
             "agent": {

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, JobState, JobStep
 from atoll.pipelines.words import RunState
@@ -64,6 +65,7 @@ class EngineWorld:
             database=database,
             settings=SETTINGS,
             rendering=RenderSettings(),
+            prices=PriceTable(),
             outgoing=OutgoingClient(allowed=("127.0.0.1",)),
             functions={"echo": lambda parameters, _key: dict(parameters)} | dict(functions or {}),
             clock=self.clock,

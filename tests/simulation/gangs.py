@@ -3,11 +3,14 @@
 A Job creates members until enough have succeeded and deletes them while it is suspended. It counts successes itself, so
 objects of succeeded members may be deleted. `GangJudge` compares the controllers' writes with the truth:
 
-    8  a member is ungated only if the others hold their GPUs too, and has the id of that admission
+    8  a member is ungated only with all of its GPUs, and if the others hold theirs too: those of an admission together,
+       a successor by itself, in the place of one that was ungated in this admission and has ended. It has the id of the
+       admission
     9  an admission ends only for events in it: not for members that succeeded and were deleted, not for an earlier one
     10 a gang becomes ready in time or makes room; a gang that fits starts, and a gang that is done is finished
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +49,11 @@ def is_ready(pod: Object) -> bool:
     """Tell whether kubelet says so."""
     conditions = pod["status"].get("conditions") or []
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def has_ended(pod: Object) -> bool:
+    """Tell whether a pod has ended, or is being ended."""
+    return pod["status"].get("phase") in {"Succeeded", "Failed"} or bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def condition(obj: Object, kind: str) -> Object:
@@ -151,17 +159,23 @@ class GangJudge:
         break_promise: Callable[[int, str], None],
         *,
         is_undisturbed: bool,
+        is_led: Callable[[], bool],
     ) -> None:
         self._server = server
         self._loop = loop
         self._jobs = jobs
         self._break = break_promise
         self._is_undisturbed = is_undisturbed
+        self._is_led = is_led
         self._known: dict[str, set[str]] = {}
-        """Uids that a GpuGang can know to have succeeded: those that were seen under it."""
+        """Uids that a GpuGang can know to have succeeded: those that existed under it while any controllers led."""
+        self._let_go: dict[str, set[str]] = {}
+        """Uids by the admission in which they were ungated."""
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
+        self._forgotten: set[str] = set()
+        """Uids of GpuGangs that lost the list of what they had suspended: with their status, or unseen by anybody."""
         server.listeners.append(self._on_write)
 
     def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
@@ -169,6 +183,9 @@ class GangJudge:
             self._on_pod(old, new)
         elif path.startswith(GANGS):
             self._on_gang(old, new)
+        elif path.endswith(names.CONTROLLERS_LEADER_LEASE):
+            for name in self._jobs.jobs:
+                self._recount(name)
 
     # Members
 
@@ -185,14 +202,21 @@ class GangJudge:
         name, uid = gang_of(pod), pod["metadata"]["uid"]
         if not admission_of(pod):
             self._break(8, f"{uid} was let go in no admission")
-        holders = {lease["spec"].get("holderIdentity", "").rpartition("/")[2] for lease in self._leases()}
-        held = sum(one["metadata"]["uid"] in holders for one in self._jobs.members(name))
-        job = self._jobs.jobs[name]
-        if held + len(job.done) < job.count:
-            self._break(8, f"{uid} was let go while {held} members hold GPUs and {len(job.done)} are done")
-
-    def _leases(self) -> list[Object]:
-        return self._server.collection(LEASES)
+        job, members = self._jobs.jobs[name], {one["metadata"]["uid"]: one for one in self._jobs.members(name)}
+        leases = Counter(
+            lease["spec"].get("holderIdentity", "").rpartition("/")[2] for lease in self._server.collection(LEASES)
+        )
+        if leases[uid] < job.gpus:
+            self._break(8, f"{uid} was let go with {leases[uid]} of {job.gpus} GPUs")
+        held = {one for one in members if leases[one]}
+        known = self._let_go.setdefault(admission_of(pod), set())
+        lost = {one for one in known if one not in members or has_ended(members[one])} - held - job.done
+        known.add(uid)
+        if len(held | job.done) + len(lost) < job.count:
+            self._break(
+                8,
+                f"{uid} was let go while {len(held)} members hold GPUs, {len(job.done)} are done, {len(lost)} are lost",
+            )
 
     def _recount(self, name: str) -> None:
         """Note since when enough members are ready or done, as far as the GpuGang of now can know."""
@@ -202,7 +226,8 @@ class GangJudge:
             return
         members = {pod["metadata"]["uid"]: pod for pod in self._jobs.members(name)}
         known = self._known.setdefault(gang["metadata"]["uid"], set())
-        known |= job.done & members.keys()
+        if self._is_led():
+            known |= job.done & members.keys()
         ready = {
             uid for uid, pod in members.items() if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")
         } - job.done
@@ -219,6 +244,9 @@ class GangJudge:
         name = gang["metadata"]["name"]
         if old is not None and new is not None and old.get("status") and not new.get("status"):
             self._known.pop(new["metadata"]["uid"], None)
+            self._forgotten.add(new["metadata"]["uid"])
+        if new is None and not self._is_led():
+            self._forgotten.add(gang["metadata"]["uid"])
         if new is None or old is None or not new.get("status") or not old.get("status"):
             self._unready_since.pop(name, None)
             self._enough_since.pop(name, None)
@@ -252,11 +280,21 @@ class GangJudge:
         elif self._unready_since.get(name, ("", 0.0))[0] != admission:
             self._unready_since[name] = (admission, self._loop.time())
 
-    def check_start(self, name: str) -> None:
-        """A gang was created a while ago, in calm weather: where it fits it has its GPUs by now."""
+    def check_start(self, name: str, uid: str) -> None:
+        """This gang was created a while ago, in calm weather: where it fits it has its GPUs by now."""
         gang = self._server.objects.get(f"{GANGS}/{name}")
-        if gang is not None and condition(gang, names.CONDITION_ADMITTED).get("status") != "True":
+        if (
+            gang is not None
+            and gang["metadata"]["uid"] == uid
+            and condition(gang, names.CONDITION_ADMITTED).get("status") != "True"
+        ):
             self._break(10, f"gang {name} fits and does not start: {condition(gang, names.CONDITION_ADMITTED)}")
+
+    def check_verdict(self, name: str, reason: str) -> None:
+        """A gang waits for this since a while ago, in calm weather: its condition says so."""
+        admitted = condition(self._server.objects[f"{GANGS}/{name}"], names.CONDITION_ADMITTED)
+        if admitted.get("reason") != reason:
+            self._break(10, f"gang {name} waits for {reason} and says: {admitted}")
 
     # The end
 
@@ -279,6 +317,10 @@ class GangJudge:
         is_known = job.done <= self._known.get(gang["metadata"]["uid"], set())
         if len(job.done) >= job.count and is_known and status.get("phase") != "Finished":
             yield f"gang {name} has done its work and is {status.get('phase')}: {admitted}"
+        owner = self._server.objects[f"{JOBS}/{name}"]
+        is_owned = owner["metadata"]["annotations"].get(names.GANG_SUSPENDED) not in self._forgotten
+        if owner["spec"].get("suspend") and is_owned and gang["spec"].get("active", True):
+            yield f"gang {name} is {status.get('phase')} and its Job is still suspended: {admitted}"
         gated = [pod for pod in self._jobs.members(name) if pod["spec"].get("schedulingGates")]
         if not gated or not gang["spec"].get("active", True) or len(gated) + len(job.done) < job.count or not is_known:
             return
@@ -345,6 +387,15 @@ class GangSteps:
             self._server.patch(path, {"status": {"conditions": [*(pod["status"].get("conditions") or []), taken]}})
             self._server.delete(path)
 
+    def _delete_waiting_member(self, step: Any) -> None:
+        """Somebody deletes a gated member; its Job makes another one."""
+        gated = (pod for pod in self._jobs.members(step.target) if pod["spec"].get("schedulingGates"))
+        if (pod := next(gated, None)) is not None:
+            self._server.delete(f"{PODS}/{pod['metadata']['name']}")
+
+    def _hear_verdict(self, step: Any) -> None:
+        self._world.gang_judge.check_verdict(step.target, step.other)
+
     def _make_gang_anew(self, step: Any) -> None:
         if self._delete(GANGS, step.target):
             self._jobs.create_gang(step.target)
@@ -362,7 +413,8 @@ class GangSteps:
         self._delete(GANGS, step.target)
         self._jobs.create(step.target, 2, 1)
         if self._world.plan.is_calm:
-            self._world.loop.call_later(START_SECONDS, self._world.gang_judge.check_start, step.target)
+            uid = self._server.objects[f"{GANGS}/{step.target}"]["metadata"]["uid"]
+            self._world.loop.call_later(START_SECONDS, self._world.gang_judge.check_start, step.target, uid)
 
     def _delete(self, collection: str, name: str) -> bool:
         is_there = f"{collection}/{name}" in self._server.objects

@@ -17,7 +17,7 @@ from tests.simulation.faults import FaultPlan
 from tests.simulation.gangs import GangJudge, GangSteps, JobController
 from tests.simulation.judge import Broken, Judge
 from tests.simulation.machines import DEVICES, HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
-from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_KINDS, NODES, RESERVING, SECONDS, Plan, Step
+from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_STEPS, NODES, RESERVING, SECONDS, Plan, Step
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import (
     ALL_PODS,
@@ -78,7 +78,12 @@ class SimulatedCluster:
         self.gang_steps = GangSteps(self)
         is_undisturbed = not self.plan.rates and all(step.kind in CALM_KINDS for step in self.plan.steps)
         self.gang_judge = GangJudge(
-            self.server, loop, self.jobs, self.judge.break_promise, is_undisturbed=is_undisturbed
+            self.server,
+            loop,
+            self.jobs,
+            self.judge.break_promise,
+            is_undisturbed=is_undisturbed,
+            is_led=lambda: any(process.is_leading for process in self.controllers.values()),
         )
         self.sessions: dict[str, SimulatedSession] = {}
         self.extenders: dict[str, ExtenderReplica | None] = {}
@@ -210,7 +215,7 @@ class SimulatedCluster:
 
     def take(self, step: Step) -> None:
         """Carry out one step; one that makes no sense now changes nothing."""
-        if step.kind in GANG_KINDS:
+        if step.kind in GANG_STEPS:
             self.gang_steps.take(step)
         else:
             getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)

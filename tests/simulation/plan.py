@@ -62,8 +62,27 @@ GANG_KINDS: dict[str, float] = {
     "replace by smaller gang": 1.0,
 }
 """What may happen to gangs, in histories of their own."""
-CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete"})
+STORM_KINDS: dict[str, float] = {
+    "create gang": 4.0,
+    "delete waiting member": 4.0,
+    "finish member": 2.0,
+    "fail member": 4.0,
+    "make gang anew": 1.0,
+    "lose status of gang": 1.0,
+    "replace by smaller gang": 2.0,
+    "create": 1.0,
+    "kill controllers": 3.0,
+    "hold process": 2.0,
+    "slow watch": 3.0,
+    "cut watch": 1.0,
+    "reboot": 0.5,
+}
+"""What may happen to gangs while writes and watches are late."""
+CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete", "hear verdict"})
 """What disturbs nobody's view."""
+
+
+GANG_STEPS = frozenset({*GANG_KINDS, "delete waiting member", "hear verdict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +117,7 @@ class Plan:
     @property
     def has_gangs(self) -> bool:
         """Tell whether any step is about gangs."""
-        return any(step.kind in GANG_KINDS for step in self.steps)
+        return any(step.kind in GANG_STEPS for step in self.steps)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -156,6 +175,21 @@ def gang_plan_of(seed: int) -> Plan:
     return Plan(seed, (*begun, *later), rates, skew_seconds=600.0, is_calm=is_calm)
 
 
+def gang_storm_of(seed: int) -> Plan:
+    """Draw a history of gangs whose controllers are slow, killed, succeeded by others, and often without an answer."""
+    rng = random.Random(seed)
+    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in STORM_KINDS.items()}
+    kinds["create gang"] = STORM_KINDS["create gang"]
+    drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=rng.randint(6, 16))
+    begun = [_step(rng, 0.5 + 0.5 * number, "create gang") for number in range(rng.randint(1, 2))]
+    times = sorted(rng.uniform(0.6, 5.0) if rng.random() < 0.3 else rng.uniform(0.6, 40.0) for _ in drawn)
+    later = [_step(rng, at, kind) for at, kind in zip(times, drawn, strict=True)]
+    chosen = [kind for kind in (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS) if rng.random() < 0.3]
+    rates = tuple((kind, rng.choice((0.05, 0.12))) for kind in chosen)
+    steps = tuple(sorted((*begun, *later), key=lambda step: step.at_seconds))
+    return Plan(seed, steps, rates, controllers_count=rng.choice((1, 2)), skew_seconds=600.0)
+
+
 def _ambush(rng: random.Random, step: Step) -> Step:
     """Return what happens to a pod just while it is being bound, or to those who bind it."""
     at = step.at_seconds + rng.choice((rng.uniform(0.02, 0.3), rng.uniform(0.3, 5.0)))
@@ -183,7 +217,7 @@ def _step(rng: random.Random, at: float, kind: str) -> Step:
         "slow watch": Step(at, kind, process, collection, number=seconds),
         "compact": Step(at, kind),
     }
-    if kind in GANG_KINDS:
+    if kind in GANG_STEPS:
         return Step(at, kind, f"g{rng.randrange(GANGS)}", number=rng.choice((21, 22, 31, 41, 23, 34)))
     on_nodes = {
         "pause kubelet", "cut off node", "reboot", "delete node", "replace machine", "replace card", "sick card",

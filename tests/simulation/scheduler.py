@@ -68,10 +68,15 @@ class Scheduler:
                 name = self._queue.popleft()
                 self._queued.discard(name)
                 pod = self._server.objects.get(f"{PODS}/{name}")
-                if pod is not None and pod["metadata"]["uid"] not in self._binding and not pod["spec"].get("nodeName"):
+                if pod is not None and self._may_start(pod):
                     await self._schedule(pod)
             self._wake.clear()
             await self._wake.wait()
+
+    def _may_start(self, pod: Object) -> bool:
+        """Tell whether a pod of a name that was queued is to be bound now: it may be a successor, still gated."""
+        is_free = not pod["spec"].get("nodeName") and not pod["spec"].get("schedulingGates")
+        return is_free and pod["metadata"]["uid"] not in self._binding
 
     async def _schedule(self, pod: Object) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]

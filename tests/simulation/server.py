@@ -134,6 +134,8 @@ class SimulatedServer:
         self._check(path, metadata)
         if current["metadata"].get("deletionTimestamp") or current["spec"].get("nodeName"):
             raise RefusedRequest(409, "Conflict", "pod is being deleted or already assigned")
+        if current["spec"].get("schedulingGates"):
+            raise RefusedRequest(409, "Conflict", "pod has non-empty .spec.schedulingGates")
         patch = {
             "metadata": {"annotations": metadata.get("annotations", {})},
             "spec": {"nodeName": body["target"]["name"]},

@@ -194,6 +194,11 @@ class ControllersProcess:
         """Its copy of the cluster."""
         return self.process.mirror
 
+    @property
+    def is_leading(self) -> bool:
+        """Tell whether its reconcilers work."""
+        return not self.session.is_dead and bool(self.process.loops)
+
     def failure(self) -> BaseException | None:
         """Return what ended a task that should run for ever."""
         ended = (task for task in self._tasks if task.done() and not task.cancelled())

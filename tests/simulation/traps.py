@@ -7,7 +7,7 @@ containers that outlive their pod object. The seed varies the times a little.
 import random
 from dataclasses import replace
 
-from tests.simulation.plan import CALM_KINDS, Plan, Step, gang_plan_of, plan_of
+from tests.simulation.plan import CALM_KINDS, Plan, Step, gang_plan_of, gang_storm_of, plan_of
 
 Rates = tuple[tuple[str, float], ...]
 BOTH = ("n1", "n2")
@@ -216,6 +216,42 @@ GANG_TRAPS: dict[str, tuple[Step, ...]] = {
     ),
 }  # fmt: skip
 """Histories of gangs, whose machines' clocks are off by minutes."""
+NEWEST_GANG_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
+    "a gang waits for room, and another never fits": (
+        (Step(2.0, "create gang", "g0", number=24), Step(6.0, "create gang", "g1", number=24),
+         Step(12.0, "hear verdict", "g1", "WaitForRoom"), Step(13.0, "create gang", "g2", number=34),
+         Step(19.0, "hear verdict", "g2", "NeverFits")),
+        (),
+    ),
+    "a gang waits for agents that are silent": (
+        (*(Step(3.0, "silence agent", node, number=400.0) for node in BOTH),
+         Step(110.0, "create gang", "g0", number=24), Step(118.0, "hear verdict", "g0", "WaitForNodes")),
+        (),
+    ),
+    "an admission gets no answer": (
+        (Step(2.0, "create gang", "g0", number=41), Step(3.0, "create gang", "g1", number=22),
+         Step(8.0, "fail member", "g0"), Step(9.0, "fail member", "g1"), Step(16.0, "create", "p0", number=2)),
+        (("late", 0.12), ("answer lost", 0.12), ("error 504", 0.05)),
+    ),
+    "a leader dies while its writes are late": (
+        (Step(2.0, "create gang", "g0", number=41), Step(2.3, "kill controllers", "controllers-0", number=1.0),
+         Step(3.0, "create gang", "g1", number=22), Step(20.0, "fail member", "g0"),
+         Step(20.4, "kill controllers", "controllers-0", number=1.0), Step(21.0, "create", "p0", number=2)),
+        (("late", 0.2), ("twice", 0.1)),
+    ),
+    "a waiting member is deleted while the gates open": (
+        (Step(2.0, "create gang", "g0", number=31), *(Step(2.2 + 0.05 * number, "delete waiting member", "g0")
+                                                     for number in range(4)),
+         Step(3.0, "create gang", "g1", number=21), Step(3.15, "delete waiting member", "g1")),
+        (("slow", 0.2), ("never sent", 0.1), ("error 503", 0.05)),
+    ),
+    "successors are put where somebody else was quicker": (
+        (Step(2.0, "create gang", "g0", number=22), Step(2.0, "create gang", "g1", number=22),
+         *(Step(10.0 + number, "fail member", f"g{number % 2}") for number in range(4)),
+         *(Step(10.3 + number, "create", f"p{number}", number=1) for number in range(4))),
+        (("cut before", 0.12), ("late", 0.12)),
+    ),
+}  # fmt: skip
 LATER_FROM = 1200
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
@@ -223,7 +259,9 @@ THOROUGH = 1500
 
 def history_of(seed: int) -> Plan:
     """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn. Beyond
-    THOROUGH another third is of gangs, half of it traps."""
+    THOROUGH another third is of gangs, half of it traps, and every twelfth of gangs whose writes are late."""
+    if seed >= THOROUGH and seed % 12 == 2:
+        return newest_gang_trap_of(seed) if seed % 24 == 2 else gang_storm_of(seed)
     if seed >= THOROUGH and seed % 3 == 1:
         return gang_trap_of(seed) if seed % 2 else gang_plan_of(seed)
     if seed < THOROUGH:
@@ -239,6 +277,15 @@ def gang_trap_of(seed: int) -> Plan:
     ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
     is_calm = all(step.kind in CALM_KINDS for step in steps)
     return Plan(seed, ordered, (), skew_seconds=600.0, is_calm=is_calm)
+
+
+def newest_gang_trap_of(seed: int) -> Plan:
+    """Return a trap of gangs with faults of its own, its times moved a little."""
+    rng = random.Random(seed)
+    steps, rates = list(NEWEST_GANG_TRAPS.values())[seed // 24 % len(NEWEST_GANG_TRAPS)]
+    moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in steps)
+    ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
+    return Plan(seed, ordered, rates, skew_seconds=600.0, is_calm=not rates)
 
 
 def trap_of(seed: int, number: int) -> Plan:

@@ -71,7 +71,7 @@ class Obstacle:
 _ADVICE = {
     names.REJECT_CLAIM_MISSING: "create GpuClaim {claim!r}",
     names.REJECT_CLAIM_REPLACED: "create the pod anew too, which names GpuClaim {claim!r}",
-    names.REJECT_COUNT_MISMATCH: "every member asks for GPUs, for as many as its claim says where it names one",
+    names.REJECT_COUNT_MISMATCH: "a member asks for as many GPUs as its claim says, without a claim for one or more",
 }
 
 
@@ -222,8 +222,9 @@ def _decide_admitted(
     view: GangView, status: GpuGangStatus, tallied: QuorumCount, *, now_seconds: float, jitter: float
 ) -> LifecycleDecision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
-    if held and not has_begun(view) and not quorum(view.gang.spec, view.members, status.succeeded).is_enough:
-        gone = give_up(status, "members were deleted before any was ungated", now_seconds=now_seconds)
+    served = tuple(member for member in view.members if member.holds or not member.is_gated)
+    if held and not has_begun(view) and not quorum(view.gang.spec, served, status.succeeded).is_enough:
+        gone = give_up(status, "members that hold its GPUs left before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
         return LifecycleDecision(GangAction.UNGATE, in_phase(status, "Starting"), held)

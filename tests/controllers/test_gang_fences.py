@@ -1,0 +1,190 @@
+"""Writes of gangs whose answers are lost: what arrives late changes nothing, and no member starts without its GPUs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from atoll.api import names
+from tests.controllers.gang_harness import GANGS, JOBS, GangHarness, cluster, settled, term
+from tests.controllers.harness import LEASES, PODS
+from tests.controllers.test_gangs import JOB, QUICK, add_owned
+from tests.fakes.api_server import Object, status
+
+pytestmark = pytest.mark.asyncio
+
+RESERVED = 11
+"""The write after which all Leases stand, the gang is admitted, and nobody was let go."""
+
+
+def add_gang(made: GangHarness, count: int = 2, **spec: Any) -> None:
+    """Create a gang and all of its members, four GPUs each."""
+    made.add_gang("g", count, **spec)
+    for number in range(count):
+        made.add_member("g", number)
+
+
+def is_let_go(made: GangHarness, *members: str) -> bool:
+    """Tell whether these members may start and hold their four GPUs."""
+    return all(not made.is_gated(member) and len(made.leases_of(member)) == 4 for member in members)
+
+
+def is_admission(body: Any) -> bool:
+    """Tell whether a patch of a gang's status admits it."""
+    found = ((body or {}).get("status") or {}).get("conditions") or []
+    return any(one["type"] == names.CONDITION_ADMITTED and one["status"] == "True" for one in found)
+
+
+@dataclass
+class LateAdmission:
+    """Holds up the first admission of a gang, and carries it out when the first Lease is about to be deleted."""
+
+    made: GangHarness
+    held_up: list[Object] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    on_held_up: Any = None
+
+    def __call__(self, method: str, path: str, body: Any) -> web.Response | None:
+        """Answer in the server's place, or let it answer."""
+        if method == "PATCH" and path == f"{GANGS}/g/status" and is_admission(body) and not self.held_up:
+            self.held_up.append(body)
+            if self.on_held_up is not None:
+                self.on_held_up()
+            return status(504, "Timeout", "the server took too long")
+        if method == "DELETE" and path.startswith(f"{LEASES}/gpu-") and self.held_up and not self.answers:
+            late = self.made.server.respond("PATCH", f"{GANGS}/g/status", {}, self.held_up[0])
+            self.answers.append(late.status)
+        return None
+
+
+@pytest.mark.parametrize("leader", ["lives", "dies"])
+async def test_an_admission_that_arrives_late_admits_nobody(tmp_path: Path, leader: str) -> None:
+    """Whoever takes back the Leases of an admission without an answer moves the gang's version first."""
+    async with cluster() as made:
+        late = LateAdmission(made)
+        made.server.intercept(late)
+        async with term(made, tmp_path) as first:
+            late.on_held_up = first.api.dead.set if leader == "dies" else None
+            add_gang(made)
+            await settled(first, lambda: first.api.dead.is_set() or is_let_go(made, "g-0", "g-1"))
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g-0", "g-1"))
+
+        assert late.answers == [409]
+        assert made.gang("g")["status"]["admission"] != late.held_up[0]["status"]["admission"]
+
+
+async def test_a_status_without_an_answer_is_fenced_first(tmp_path: Path) -> None:
+    """Whatever the write was about: the next one is based on a version that refuses the first."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        held_up: list[Object] = []
+
+        def lose_first(method: str, path: str, body: Any) -> web.Response | None:
+            if method == "PATCH" and path == f"{GANGS}/g/status" and not held_up:
+                held_up.append(body)
+                return status(504, "Timeout", "the server took too long")
+            return None
+
+        made.server.intercept(lose_first)
+        add_gang(made)
+        await settled(running, lambda: is_let_go(made, "g-0", "g-1"))
+        writes = [path for _, path in running.api.writes if path.startswith(GANGS)]
+
+    assert writes[:2] == [f"{GANGS}/g/status", f"{GANGS}/g"]
+    assert made.gang("g")["metadata"]["annotations"][names.GANG_FENCED]
+    assert made.server.respond("PATCH", f"{GANGS}/g/status", {}, held_up[0]).status == 409
+
+
+async def test_a_gang_of_which_a_member_lost_a_lease_before_the_gates_open_is_admitted_anew(tmp_path: Path) -> None:
+    """Nobody is let go while another has three of four GPUs."""
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=RESERVED) as first:
+            await settled(first, first.api.dead.is_set)
+        lost = made.leases_of("g-1")[0]["metadata"]["name"]
+        made.server.remove(f"{LEASES}/{lost}")
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g-0", "g-1"))
+
+        assert made.gang("g")["status"]["admissions"] == 2
+
+
+async def test_a_member_that_is_made_anew_before_the_gates_open_undoes_the_admission(tmp_path: Path) -> None:
+    """Its successor is there at once and holds nothing: the other member is not let go before it does."""
+    async with cluster("n1", "n2") as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=RESERVED) as first:
+            await settled(first, first.api.dead.is_set)
+        made.delete("g-1")
+        made.add_member("g", 2)
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g-0", "g-2"))
+
+        assert made.gang("g")["status"]["admissions"] == 2
+
+
+@pytest.mark.parametrize("when", ["before the leader starts", "when the leader asks for them"])
+async def test_the_rest_of_a_gang_is_let_go_only_with_all_of_its_gpus(tmp_path: Path, when: str) -> None:
+    """One member runs; a Lease of the other is gone: it gets four GPUs anew before its gate opens."""
+    opened_with: list[int] = []
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=RESERVED) as first:
+            await settled(first, first.api.dead.is_set)
+        made.change_pod("g-0", spec={"schedulingGates": []})
+        made.bind("g-0")
+        made.make_ready("g-0")
+        lost = made.leases_of("g-1")[0]["metadata"]["name"]
+
+        def watch(method: str, path: str, body: Any) -> web.Response | None:
+            if method == "PATCH" and path == f"{LEASES}/{lost}" and path in made.server.objects and not opened_with:
+                made.server.remove(path)
+                opened_with.append(0)
+            if method == "PATCH" and path == f"{PODS}/g-1" and "schedulingGates" in (body.get("spec") or {}):
+                opened_with.append(len(made.leases_of("g-1")))
+            return None
+
+        if when == "before the leader starts":
+            made.server.remove(f"{LEASES}/{lost}")
+            opened_with.append(0)
+        made.server.intercept(watch)
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g-1"))
+
+        assert opened_with == [0, 4]
+        assert made.gang("g")["status"]["admissions"] == 1
+
+
+async def test_a_suspension_that_arrives_after_the_pause_suspends_nobody(tmp_path: Path) -> None:
+    """Its answer was lost, and all members went by themselves: the Job would stay suspended for ever."""
+    held_up: list[Object] = []
+    async with cluster() as made, term(made, tmp_path) as running:
+
+        def hold_up(method: str, path: str, body: Any) -> web.Response | None:
+            if method == "PATCH" and path == f"{JOBS}/job" and not held_up:
+                held_up.append(body)
+                for number in range(2):
+                    made.delete(f"g-{number}")
+                return status(504, "Timeout", "the server took too long")
+            return None
+
+        made.server.intercept(hold_up)
+        made.server.put(f"{JOBS}/job", JOB)
+        made.add_gang("g", 2, waitForPodsReady=QUICK)
+        add_owned(made, range(2))
+        await settled(running, lambda: held_up and made.reason("g") == "WaitForQuorum", seconds=20)
+
+        assert held_up[0]["spec"] == {"suspend": True}
+        assert made.server.respond("PATCH", f"{JOBS}/job", {}, held_up[0]).status == 409
+
+
+async def test_gpus_that_are_kept_by_a_late_write_for_nobodys_turn_are_kept_no_longer(tmp_path: Path) -> None:
+    """The turn was given up without an answer; the annotation arrives when it is over."""
+    async with cluster() as made, term(made, tmp_path, settings={"gang_hold_seconds": 0.0}) as running:
+        add_gang(made, count=3)
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+        notes = made.pod("g-0")["metadata"]["annotations"]
+        made.change_pod("g-0", metadata={"annotations": {**notes, names.KEPT: "n1:0,1,2,3"}})
+        await settled(running, lambda: names.KEPT not in made.pod("g-0")["metadata"]["annotations"], seconds=20)
