@@ -4,6 +4,7 @@ The checks always run in this order: authenticate the caller, find the pipeline 
 check that the caller may do this. A pipeline belongs to a tenant as a job does, and the same roles apply.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -15,9 +16,11 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
+from atoll.ml.envelope import WorkflowEnvelope, parse
 from atoll.ml.policy import MlPolicy
 from atoll.pipelines.documents import parse_pipeline
 from atoll.pipelines.model import ENTRIES_MAX, Pipeline
+from atoll.pipelines.workflows import Runners, WorkflowMistake, pipeline_of_workflow
 from jobs.api import JOB_MEDIA_TYPES
 from jobs.api_parts import ApiParts, Caller, Parts
 from jobs.asking import PageNumber, PageSize
@@ -65,9 +68,9 @@ class RunBody(BaseModel):
     inputs: Annotated[dict[str, Any], Field(max_length=ENTRIES_MAX)] = Field(default_factory=dict)
 
 
-def add_pipelines(app: FastAPI, functions: Mapping[str, Function]) -> None:
-    """Add the routes. `functions`: the registered ones."""
-    app.state.functions = frozenset(functions)
+def add_pipelines(app: FastAPI, functions: Mapping[str, Function], runners: Runners) -> None:
+    """Add the routes. `functions`: the registered ones; `runners`: what runs each type of envelope."""
+    app.state.functions, app.state.runners = frozenset(functions), runners
     content = {one: {"schema": {"type": "object"}} for one in JOB_MEDIA_TYPES[:2]}
     app.post(
         PIPELINES,
@@ -159,7 +162,7 @@ def _refused(caller: JobCaller, permission: JobPermission, name: str) -> ApiRefu
 
 
 async def apply(request: Request, response: Response, parts: Parts, caller: Caller) -> PipelineView:
-    """Record a pipeline, or change the one of that name in the tenant."""
+    """Record a pipeline, or change the one of that name in the tenant. An envelope of a workflow becomes a pipeline."""
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the pipeline as {' or '.join(JOB_MEDIA_TYPES[:2])}"
@@ -186,6 +189,12 @@ async def apply(request: Request, response: Response, parts: Parts, caller: Call
 
 def _parsed(body: bytes, request: Request, parts: ApiParts) -> Pipeline:
     policy = MlPolicy(checkpoint_prefixes=parts.rendering.checkpoint_prefixes)
+    workflow = parse(body, policy).envelope
+    if isinstance(workflow, WorkflowEnvelope):
+        try:
+            body = json.dumps(pipeline_of_workflow(workflow, request.app.state.runners)).encode()
+        except WorkflowMistake as mistake:
+            raise invalid((mistake.problem,)) from mistake
     parsed = parse_pipeline(body, functions=request.app.state.functions, policy=policy)
     if parsed.pipeline is not None:
         return parsed.pipeline

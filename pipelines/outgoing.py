@@ -93,6 +93,8 @@ class OutgoingClient:
     async def call(self, asked: OutgoingCall) -> dict[str, Any]:
         """Return status_code and body. Raises CallRefused, CallFailed."""
         url = self._checked(asked.url)
+        if asked.secret_headers and url.scheme != "https" and url.host not in self._allowed:
+            raise CallRefused(f"secrets are sent by https alone, and the URL begins with {url.scheme}")
         secrets = {name: self._secret(asked.tenant, secret) for name, secret in asked.secret_headers.items()}
         connector = aiohttp.TCPConnector(resolver=GuardedResolver(self._allowed), use_dns_cache=False)
         jar = aiohttp.DummyCookieJar()

@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
 
+from atoll.ml.document import read
+from atoll.ml.problems import AttributeProblem
+from atoll.pipelines.workflows import Runners
 from atoll.service.clock import SystemClock
+from atoll.service.errors import SettingsError
 from atoll.service.runtime import supervise
 from jobs.api_parts import ApiParts
 from pipelines.api import add_pipelines
@@ -31,6 +36,7 @@ class PipelineService:
         url = parts.settings.database.get_secret_value()
         migrate_pipelines(url)
         self._functions = registered_functions()
+        self._runners = read_runners(parts.settings.runners)
         outgoing = OutgoingClient(allowed=parts.settings.outgoing_hosts, secrets=parts.settings.secrets)
         step_parts = StepParts(
             parts.database, parts.settings, parts.rendering, parts.prices, outgoing, self._functions, clock
@@ -40,12 +46,28 @@ class PipelineService:
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes of pipelines."""
-        add_pipelines(app, self._functions)
+        add_pipelines(app, self._functions, self._runners)
         add_triggers(app)
 
     async def lead(self) -> None:
         """Run pipelines and fire triggers until cancelled."""
         await supervise(engine=self._engine.run(), triggers=self._triggers.run())
+
+
+def read_runners(file: Path | None) -> Runners:
+    """Return what runs each type of envelope. Raises SettingsError."""
+    if file is None:
+        return {}
+    try:
+        found = read(file.read_bytes())
+    except OSError as error:
+        raise SettingsError(f"cannot read runners file {file}: {error}") from error
+    if isinstance(found, AttributeProblem):
+        raise SettingsError(f"bad runners file {file}: {found}")
+    value = found.value
+    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+        raise SettingsError(f"bad runners file {file}: must be a mapping of types to jobs without names")
+    return value
 
 
 def registered_functions() -> Mapping[str, Function]:

@@ -8,6 +8,10 @@ from atoll.pipelines.graph import PipelineGraph
 from atoll.pipelines.model import Pipeline
 
 FUNCTIONS = frozenset({"echo", "note"})
+RUNNERS = {
+    kind: {"job_type": "training" if kind == "ml.train" else "batch", "container": {"image": f"{kind}:1"}}
+    for kind in ("data.prepare", "ml.train", "ml.evaluate", "report.send", "ml.infer")
+}
 JOB = {"job_type": "batch", "container": {"image": "busybox:1"}}
 
 

@@ -11,7 +11,7 @@ from pipelines.api import PIPELINES, add_pipelines
 from pipelines.records import migrate_pipelines
 from pipelines.serving import registered_functions
 from tests.jobservice.service import JobService
-from tests.pipelines.made import step
+from tests.pipelines.made import RUNNERS, step
 
 DOCUMENT = {"name": "nightly", "inputs": {"epochs": 3}, "steps": [step("a"), step("b", "a")]}
 
@@ -23,7 +23,7 @@ async def service(tmp_path: Path) -> AsyncIterator[JobService]:
     database = opened(url)
     migrate_pipelines(url)
     async with JobService.of(database) as found:
-        add_pipelines(found.app, registered_functions())
+        add_pipelines(found.app, registered_functions(), RUNNERS)
         yield found
     database.close()
 
@@ -52,7 +52,7 @@ async def test_mistakes_are_problems_with_the_name_of_the_step(service: JobServi
 
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:atoll:invalid-pipeline")
     assert "steps.a.depends_on is 'zz': there is no such step" in answer.json()["detail"]
-    assert len(answer.json()["errors"]) == 2
+    assert [one["field"] for one in answer.json()["errors"]] == ["steps.a.depends_on", "steps.b.config.extra"]
     assert unread.status_code == 400
 
 
@@ -132,3 +132,23 @@ async def test_the_routes_are_described(service: JobService) -> None:
     told = (await service.call("GET", "/openapi.json")).json()["paths"]
 
     assert {PIPELINES, f"{PIPELINES}/{{pipeline_id}}/execute"} <= told.keys()
+
+
+async def test_an_envelope_of_a_workflow_becomes_a_pipeline(service: JobService) -> None:
+    """The golden chain, as it stands in the examples."""
+    chain = (Path(__file__).parents[2] / "examples" / "jobs" / "chain.yaml").read_bytes()
+    headers = {"Content-Type": "application/yaml"}
+    made = await service.call("POST", PIPELINES, content=chain, headers=headers)
+
+    assert (made.status_code, made.json()["name"]) == (201, "fine-tune")
+    assert len(made.json()["pipeline"]["steps"]) == 4
+
+
+async def test_decisions_are_audited(service: JobService) -> None:
+    """Applied by one, refused to another."""
+    path = await applied(service)
+    await service.call("POST", f"{path}/execute", by="vic")
+    found = (await service.call("GET", "/api/clusters/local/audit", by="amy")).json()["items"]
+
+    told = {(one["user"], one["action"], one["answer"]) for one in found if one["resource_type"] == "pipeline"}
+    assert {("ann", "pipeline:create", "allowed"), ("vic", "pipeline:create", "refused")} <= told

@@ -18,7 +18,7 @@ from pipelines.signing import signature
 from pipelines.trigger_api import EVENTS, add_triggers
 from pipelines.triggers import FIRED_TOGETHER_MAX
 from tests.jobservice.service import JobService
-from tests.pipelines.made import step
+from tests.pipelines.made import RUNNERS, step
 
 DOCUMENT = {"name": "nightly", "inputs": {"model": "none"}, "steps": [step("a")]}
 BODY = b'{"a": 1}'
@@ -31,7 +31,7 @@ async def service(tmp_path: Path) -> AsyncIterator[JobService]:
     database = opened(url)
     migrate_pipelines(url)
     async with JobService.of(database) as found:
-        add_pipelines(found.app, registered_functions())
+        add_pipelines(found.app, registered_functions(), RUNNERS)
         add_triggers(found.app)
         yield found
     database.close()
