@@ -16,20 +16,18 @@ from uuid import uuid4
 
 import structlog
 
-from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
-from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, JobState
 from atoll.jobs.words import JobType, SourceType
 from atoll.pipelines.deciding import RunSnapshot, TryOutcome, evaluated, resolved, step_of
 from atoll.pipelines.expressions import NUL, ExpressionFailed, ExpressionInvalid, is_json
 from atoll.pipelines.model import PipelineStep
 from atoll.pipelines.words import StepState, StepType
+from jobs.api_parts import ApiParts
 from jobs.creating import creation_of
 from jobs.database import Database
 from jobs.errors import JobServiceError
 from jobs.problems import ApiRefusal
-from jobs.settings import JobServiceSettings
 from jobs.submission import Submission
 from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
 from pipelines.records import PipelineRecord, StepRecord
@@ -65,13 +63,15 @@ class StepRefused(Exception):
 class StepParts:
     """What steps need to act."""
 
-    database: Database
-    settings: JobServiceSettings
-    rendering: RenderSettings
-    prices: PriceTable
+    api: ApiParts
     outgoing: OutgoingClient
     functions: Mapping[str, Function]
     clock: WallClock
+
+    @property
+    def database(self) -> Database:
+        """The records."""
+        return self.api.database
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,8 @@ class StepPerformer:
         caller = JobCaller(scene.owner.created_by, (grant,))
         now, parts = self._parts.clock.now(), self._parts
         try:
-            creation = await creation_of(parts, Submission(json.dumps(body).encode(), caller, scene.key), now)
+            submission = Submission(json.dumps(body).encode(), caller, scene.key)
+            creation = await creation_of(parts.api, submission, parts.api.settings.cluster, now)
 
             def record(session: Any) -> str:  # noqa: ANN401 - a session
                 job, _ = creation(session, str(uuid4()))

@@ -38,9 +38,7 @@ class PipelineService:
         self._functions = registered_functions()
         self._runners = read_runners(parts.settings.runners)
         outgoing = OutgoingClient(allowed=parts.settings.outgoing_hosts, secrets=parts.settings.secrets)
-        step_parts = StepParts(
-            parts.database, parts.settings, parts.rendering, parts.prices, outgoing, self._functions, clock
-        )
+        step_parts = StepParts(parts, outgoing, self._functions, clock)
         self._engine = PipelineEngine(step_parts, clock, url)
         self._triggers = TriggerKeeper(parts.database, clock)
 

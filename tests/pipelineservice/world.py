@@ -8,22 +8,19 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from atoll.jobs.costs.prices import PriceTable
-from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, JobState, JobStep
 from atoll.pipelines.words import RunState
 from atoll.service.clock import SystemClock
 from jobs.database import Database
 from jobs.records import JobRecord
-from jobs.settings import JobServiceSettings
 from jobs.store import take_step
 from pipelines.engine import PipelineEngine
 from pipelines.outgoing import OutgoingClient
 from pipelines.performing import Function, StepParts
 from pipelines.store import RunRequest, apply_pipeline, create_run, get_run, steps_of
+from tests.jobservice.service import JobService
 from tests.pipelines.made import pipeline
 
-SETTINGS = JobServiceSettings.model_validate({"insecure_local": True})
 TENANT = "acme"
 NEXT = {
     JobState.PENDING: JobStep.SUBMIT,
@@ -62,10 +59,7 @@ class EngineWorld:
         self.held: frozenset[str] = frozenset()
         self.fails: frozenset[str] = frozenset()
         self.parts = StepParts(
-            database=database,
-            settings=SETTINGS,
-            rendering=RenderSettings(),
-            prices=PriceTable(),
+            api=JobService(database).app.state.parts,
             outgoing=OutgoingClient(allowed=("127.0.0.1",)),
             functions={"echo": lambda parameters, _key: dict(parameters)} | dict(functions or {}),
             clock=self.clock,
