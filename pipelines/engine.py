@@ -9,12 +9,14 @@ from typing import Final, Protocol
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
+from atoll.pipelines.words import RunState
 from atoll.service.runtime import supervise
 from pipelines.durable import in_own_loop, start_try
 from pipelines.errors import RunUnknown
 from pipelines.performing import StepParts, StepPerformer, WallClock
-from pipelines.store import Try, active_run_ids, advance
+from pipelines.store import Try, active_run_ids, advance, running_tries
 from pipelines.watching import Sleeper, StepWatch
 
 log = structlog.get_logger(__name__)
@@ -63,30 +65,38 @@ class PipelineEngine:
         self._moved.put_nowait(one.run_id)
 
     async def _follow_ends(self) -> None:
+        """Start what follows the end of a try."""
         while True:
-            await self._look_at(await self._moved.get())
+            run_id = await self._moved.get()
+            try:
+                await self._start(await self._parts.database.read(lambda session: running_tries(session, run_id)))  # noqa: B023
+            except SQLAlchemyError as error:
+                log.warning("Could not look at a run", run=run_id, err=str(error).partition("\n")[0])
 
     async def _look_at_all(self) -> None:
+        """Begin new runs, and start whatever must be running."""
         while True:
             try:
-                for run_id in await self._active():
-                    await self._look_at(run_id)
+                for run_id in await self._parts.database.read(_pending):
+                    await self._begin(run_id)
+                await self._start(await self._parts.database.read(running_tries))
             except SQLAlchemyError as error:
                 log.warning("Could not look at runs", err=str(error).partition("\n")[0])
             await self._clock.sleep(self._look_seconds)
 
-    async def _active(self) -> Sequence[str]:
-        return await self._parts.database.read(active_run_ids)
-
-    async def _look_at(self, run_id: str) -> None:
-        """Move a run on and start the tries that must be running."""
+    async def _begin(self, run_id: str) -> None:
         now = self._clock.now()
         try:
-            tries = await self._parts.database.write(lambda session: advance(session, run_id, now=now))
-        except (SQLAlchemyError, RunUnknown) as error:
-            log.warning("Could not move a run on", run=run_id, err=str(error).partition("\n")[0])
-            return
+            await self._parts.database.write(lambda session: advance(session, run_id, now=now))
+        except RunUnknown:
+            log.info("A run was removed before it began", run=run_id)
+
+    async def _start(self, tries: Sequence[Try]) -> None:
         for one in tries:
             if one not in self._started:
                 self._started.add(one)
                 await start_try(one)
+
+
+def _pending(session: Session) -> Sequence[str]:
+    return active_run_ids(session, state=RunState.PENDING)

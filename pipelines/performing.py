@@ -133,9 +133,7 @@ class StepPerformer:
 
     async def _record(self, one: Try, outcome: TryOutcome) -> dict[str, Any]:
         now = self._parts.clock.now()
-        await self._parts.database.write(
-            lambda session: advance(session, one.run_id, now=now, ended=(one, outcome)) and None
-        )
+        await self._parts.database.write(lambda session: advance(session, one.run_id, now=now, ended=(one, outcome)))
         return {}
 
     # Acting

@@ -36,7 +36,6 @@ from atoll.pipelines.words import (
     RunState,
     SkipCause,
     StepState,
-    StepType,
 )
 from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
@@ -45,7 +44,6 @@ from pipelines.records import PipelineRecord, RunRecord, StepRecord
 
 PAGE_SIZE_MAX: Final = 200
 ACTIVE: Final = tuple(state.value for state in RunState if state not in ENDED_RUNS)
-OWNING: Final = (StepType.PARALLEL, StepType.LOOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +246,24 @@ def steps_of(session: Session, run_id: str) -> Sequence[StepRecord]:
     return session.scalars(select(StepRecord).where(where).order_by(StepRecord.position, StepRecord.key)).all()
 
 
-def active_run_ids(session: Session) -> Sequence[str]:
-    """Return the runs that have not ended, oldest first."""
-    found = select(RunRecord.id).where(RunRecord.state.in_(ACTIVE)).order_by(RunRecord.created_at, RunRecord.id)
+def active_run_ids(session: Session, *, state: RunState | None = None) -> Sequence[str]:
+    """Return the runs that have not ended, or those in a state, oldest first."""
+    states = ACTIVE if state is None else (state.value,)
+    found = select(RunRecord.id).where(RunRecord.state.in_(states)).order_by(RunRecord.created_at, RunRecord.id)
     return session.scalars(found).all()
+
+
+def running_tries(session: Session, run_id: str | None = None) -> Sequence[Try]:
+    """Return the tries that must be running, of one run or of all; parallel and loop steps have no tries."""
+    where = [
+        RunRecord.state == RunState.RUNNING.value,
+        StepRecord.state == StepState.RUNNING.value,
+        StepRecord.attempt > 0,
+    ]
+    if run_id is not None:
+        where.append(StepRecord.run_id == run_id)
+    columns = select(StepRecord.run_id, StepRecord.key, StepRecord.attempt).join(RunRecord).where(*where)
+    return [Try(run, key, attempt) for run, key, attempt in session.execute(columns)]
 
 
 def cancel_run(session: Session, run_id: str, *, now: datetime, actor: str) -> RunRecord:
@@ -293,16 +305,16 @@ def advance(
     *,
     now: datetime,
     ended: tuple[Try, TryOutcome] | None = None,
-) -> Sequence[Try]:
-    """Record how a try ended, decide what follows, and record that. Return the tries that must be running now.
+) -> None:
+    """Record how a try ended, decide what follows, and record that.
 
     Calling it again changes nothing, so it may be called after any crash. Raises RunUnknown.
     """
     record = _locked_run(session, run_id)
     if record.state in ENDED_RUNS:
-        return ()
+        return
     if record.state == RunState.PENDING and not _may_begin(session, record):
-        return ()
+        return
     records = {one.key: one for one in steps_of(session, run_id)}
     run = _snapshot(record, records)
     before = StepsBefore(records, run.steps)
@@ -316,11 +328,6 @@ def advance(
     if isinstance(last, EndRun):
         record.state, record.message, record.ended_at = last.state.value, bounded(last.message), now
     session.flush()
-    return tuple(
-        Try(run_id, key, one.attempt)
-        for key, one in run.steps.items()
-        if one.state is StepState.RUNNING and run.graph.steps[key.partition("[")[0]].step_type not in OWNING
-    )
 
 
 def _may_begin(session: Session, record: RunRecord) -> bool:

@@ -30,7 +30,7 @@ NEXT = {
 }
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 0.1
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
 
 
 def play_jobs(session: Session, held: frozenset[str] = frozenset(), fails: frozenset[str] = frozenset()) -> None:
