@@ -15,6 +15,7 @@ from atoll.api import names
 from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.api.times import format_microtime
+from atoll.cluster.reports import SILENCE_PERIODS
 from atoll.kube import patches, paths
 from atoll.kube.cache import is_older
 from atoll.kube.client import ApiClient
@@ -24,7 +25,6 @@ from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 ATTEMPTS_MAX = 3
 DIFFERENCES_MAX = 2
 """The first may be due to an outdated state; what the second try lacks, the API server left out."""
-SILENT_PERIODS = 3
 """A heartbeat is stale after this many missed periods."""
 
 log = structlog.get_logger(__name__)
@@ -156,7 +156,7 @@ async def send_heartbeat(client: ApiClient, node: str, *, clock: Clock, period_s
     """Renew or create the node's heartbeat Lease. Raises KubeError."""
     spec = {
         "holderIdentity": node,
-        "leaseDurationSeconds": max(1, round(SILENT_PERIODS * period_seconds)),
+        "leaseDurationSeconds": max(1, round(SILENCE_PERIODS * period_seconds)),
         "renewTime": format_microtime(clock.now()),
     }
     try:

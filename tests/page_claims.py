@@ -163,7 +163,7 @@ GANGS: Final = {
         "test_a_gang_that_loses_members_beyond_its_limit_is_put_out_of_action "
         "test_a_gang_that_is_deactivated_and_activated_again_starts_with_a_clean_record"
     ),
-    "The search counts upwards": (
+    "The search first adds up": (
         "test_cpu_and_pod_room_count_for_all_members test_capacity_is_counted_in_islands_not_in_gpus "
         "test_hosts_that_kube_scheduler_would_refuse_do_not_count test_members_go_where_their_bound_volume_is "
         "test_members_with_volumes_of_their_own_go_each_to_its_own test_a_claim_that_is_bound_later_counts_from_then_on"
