@@ -37,7 +37,8 @@ def image_digest(archive: Path) -> str:
     try:
         with tarfile.open(archive) as tar:
             index = tar.extractfile("index.json")
-            (manifest,) = json.load(index)["manifests"] if index is not None else ()
+            manifests = json.load(index)["manifests"] if index is not None else []
+            (manifest,) = manifests
             return str(manifest["digest"])
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
         raise BuildError(f"{archive} is no OCI archive of one image: {error}; make it with `make image`") from error
