@@ -18,6 +18,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
@@ -28,11 +29,12 @@ from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.accounts import learned, resume_within
-from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster, parts_of
 from jobs.asking import OneJob, PageNumber, PageSize
 from jobs.audit import AuditEntry, action_of, entry_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
+from jobs.cluster_api import add_cluster_routes
 from jobs.errors import JobServiceError
 from jobs.pod_logs import NoPods
 from jobs.problems import (
@@ -45,10 +47,10 @@ from jobs.problems import (
     response_of,
 )
 from jobs.queue_api import QUEUES, add_queue_routes
-from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
 from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
+    AUTO,
     JobFilter,
     ask_to_cancel,
     ask_to_pause,
@@ -57,7 +59,7 @@ from jobs.store import (
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, check_critical, new_job_of
+from jobs.submission import Submission, accepted_job, check_critical, placed_job
 from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
 from jobs.webhook_routes import add_webhook_routes
@@ -80,7 +82,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     app.get(JOB, responses=documented(401, 404, 422, 429, 503))(show)
     app.delete(JOB, status_code=202, responses=documented(401, 403, 404, 409, 422, 429, 503))(cancel)
     app.post(JOB + "/retry", responses=documented(401, 403, 404, 409, 422, 429, 503))(retry)
-    app.patch(JOB, responses=documented(401, 403, 404, 409, 422, 429, 503))(change)
+    app.patch(JOB, responses=documented(400, 401, 403, 404, 409, 422, 429, 503))(change)
     app.post(JOB + "/pause", responses=documented(401, 403, 404, 409, 422, 429, 503))(pause)
     app.post(JOB + "/resume", responses=documented(401, 403, 404, 409, 422, 429, 503))(resume)
     app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
@@ -100,6 +102,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     add_schedule_routes(app)
     add_webhook_routes(app)
     add_queue_routes(app)
+    add_cluster_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
@@ -118,28 +121,31 @@ async def submit(
     caller: Caller,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
-    """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
-    check_cluster(cluster, parts)
+    """Record a job. A repeated idempotency key returns the job recorded before, with status 200.
+
+    In cluster auto the service chooses the cluster, and the job shows the score sheet of that choice.
+    """
+    await check_any_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
         raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
-    queues = await parts.database.read(lambda session: queue_file_of(session, cluster))
-    file = QueueFile.model_validate(queues.document) if queues is not None else None
     try:
-        new, needs = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
+        accepted = accepted_job(submission, parts.settings, parts.rendering, cluster, now_seconds=now.timestamp())
+        new = await placed_job(accepted, parts, cluster)
     except ApiRefusal as refusal:
         if refusal.problem.status == 403:
             extra = {"detail": refusal.problem.detail}
             entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
             await parts.audit.note(entry)
         raise
+    needs = accepted.rendered.needs
     kind = kind_of(new.job, needs)
 
     def work(session: Session) -> tuple[JobRecord, bool]:
-        earlier = learned(session, cluster, kind)
+        earlier = learned(session, new.cluster_id, kind)
         priced = replace(new, estimate=estimate(new.job, needs, parts.prices, learned_seconds=earlier))
         return create_job(session, priced, now, job_id=job_id)
 
@@ -147,7 +153,7 @@ async def submit(
     await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"{JOBS.format(cluster=cluster)}/{record.id}"
+    response.headers["Location"] = f"{JOBS.format(cluster=record.cluster_id)}/{record.id}"
     return view_of(record)
 
 
@@ -163,10 +169,10 @@ async def list_all(
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> JobListView:
-    """List the jobs that the caller may see, newest first."""
-    check_cluster(cluster, parts)
+    """List the jobs that the caller may see, newest first; those of cluster auto are the jobs of all clusters."""
+    await check_any_cluster(cluster, parts)
     wanted = JobFilter(
-        cluster,
+        cluster if cluster != AUTO else None,
         seen_scopes(caller),
         status or (),
         job_type=job_type,
@@ -324,11 +330,21 @@ def _shown_input(fault: Mapping[str, Any]) -> str:
     return shown(fault.get("input")) if is_open else ""
 
 
-async def _on_http(_request: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "not-found", 405: "method"}.get(error.status_code, "refused")
     told = problem(error.status_code, kind, str(error.detail), str(error.detail))
-    return response_of(told, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return response_of(told, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return every method of the path of a request; the framework names those of one route alone."""
+    routes = [one for one in request.app.routes if isinstance(one, Route)]
+    fitting = [one for one in routes if one.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for one in fitting for method in one.methods or ()})
 
 
 async def _on_database(_request: Request, error: Exception) -> Response:

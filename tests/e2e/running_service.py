@@ -37,9 +37,15 @@ class RunningService:
         *,
         rules: Mapping[str, Any] = RULES,
         namespaces: Sequence[str] = (NAMESPACE, "tenant-other"),
+        options: Sequence[str | Path] = (),
+        database: str = "",
+        health_port: int = 0,
     ) -> None:
+        self.options = options
         self.cluster = cluster
         self.folder = folder
+        self.database = database or f"sqlite:///{folder}/jobs.db"
+        self.health_port = health_port
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
         (folder / "access.yaml").write_text(yaml.safe_dump(dict(rules)))
@@ -52,8 +58,9 @@ class RunningService:
         log = self.folder / "service.log"
         where = log.stat().st_size if log.exists() else 0
         command = [
-            ATOLL, "jobs", "serve", "--kubeconfig", self.cluster.kubeconfig, "--port", "0", "--health-port", "0",
-            "--database", f"sqlite:///{self.folder}/jobs.db", "--access", self.folder / "access.yaml",
+            ATOLL, "jobs", "serve", "--kubeconfig", self.cluster.kubeconfig, "--port", "0",
+            "--health-port", self.health_port, "--database", self.database, "--access", self.folder / "access.yaml",
+            *self.options,
         ]  # fmt: skip
         with log.open("ab") as stream:
             self.process = subprocess.Popen([str(word) for word in command], stderr=stream, stdout=stream)
