@@ -14,7 +14,7 @@ HISTORIES ?= 10000
 SEED ?= 0
 
 
-.PHONY: help setup tools binaries demo docs image chart manifests simulate test test-unit test-e2e test-long lint fmt \
+.PHONY: help setup tools binaries demo docs image chart release manifests simulate test test-unit test-e2e test-long lint fmt \
 	verify lock bench clean
 
 help: ## Show this text
@@ -36,6 +36,9 @@ docs: $(READY) ## Build the documentation as a site in build/site; a broken link
 
 chart: $(READY) tools ## Package the Helm chart
 	@$(BIN)/python -m devcluster.chart --package dist
+
+release: image chart ## Image and chart with bill of materials, provenance, digests and sums in dist/
+	@$(BIN)/python -m devcluster.release dist
 
 ##@ Develop
 setup: $(READY) ## Create .venv from the hash-locked requirements

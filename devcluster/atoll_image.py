@@ -55,11 +55,11 @@ def write_atoll_image(
     """Write the archive of Atoll's image. Raises BuildError with what is missing and what to do."""
     folder = (cache or cache_root()) / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    packages = _system_packages()
+    packages = system_packages()
     if not _find(folder, "system", "\n".join(packages)):
         # The package index of this machine may be empty, or list versions that the archive no longer has.
         subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
-        packages = _system_packages()
+        packages = system_packages()
     python = _python_version(packages)
     layers = [
         _kept(folder, "system", "\n".join(packages), lambda: _system_tar(packages), report=report),
@@ -89,7 +89,7 @@ def _find(folder: Path, name: str, key: str) -> list[Path]:
     return sorted(folder.glob(f"{_stem(name, key)}-*.tar.gz"))
 
 
-def _system_packages() -> list[str]:
+def system_packages() -> list[str]:
     """Return Debian's Python and its dependencies as name=version in installation order; empty if apt has none."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise BuildError(

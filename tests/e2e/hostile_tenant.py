@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from atoll.api import names
-from devcluster.installation import ADDRESS, WEBHOOK_PORT
+from devcluster.installation import WEBHOOK_PORT
 from tests.deploy.api_server import ApiAnswer, RealApi
 from tests.e2e.world import RealCluster
 from tests.worst_inputs import ANTI, LABELS, NOTES, NUMBERS, many
@@ -64,7 +64,8 @@ class HostileTenant:
         self._world.cluster.api.request("POST", "/api/v1/namespaces", body)
         role = ("--clusterrole=edit", f"--user={NAME}")
         assert self._world.cluster.kubectl("-n", self._home, "create", "rolebinding", NAME, *role).returncode == 0
-        self._world.cluster.spawn("flood", [sys.executable, "-c", FLOOD, ADDRESS, str(WEBHOOK_PORT)])
+        webhook = self._world.cluster.layout.network.bridge
+        self._world.cluster.spawn("flood", [sys.executable, "-c", FLOOD, webhook, str(WEBHOOK_PORT)])
 
     def act(self) -> None:
         """Do the next harm, if anybody answers."""

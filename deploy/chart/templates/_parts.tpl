@@ -13,7 +13,9 @@
 {{/* The reference of kube-scheduler's image, of the cluster's own version unless a tag is given. */}}
 {{- define "atoll.schedulerImage" -}}
 {{- $cluster := regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
-{{ .Values.scheduler.image.repository }}:{{ .Values.scheduler.image.tag | default $cluster }}
+{{- with .Values.scheduler.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $cluster }}{{ end }}
+{{- end -}}
 {{- end }}
 
 {{/* What every pod of Atoll's has in common: nobody's user, no privilege. */}}
