@@ -185,7 +185,7 @@ GANGS: Final = {
         "test_pod_sets_that_ask_differently_keep_their_rules_and_that_of_the_whole"
     ),
     "| `balanced` |": "test_balanced_members_are_dealt_out_evenly",
-    "| least counts |": "test_fewer_members_are_placed_where_that_is_enough test_as_many_as_fit_are_placed",
+    "| `minCount` below `count` |": "test_fewer_members_are_placed_where_that_is_enough test_as_many_as_fit_are_placed",
     "Three preferences give way": (
         "test_members_get_islands_where_that_costs_no_nearness test_spare_trays_come_last test_disliked_hosts_come_last"
     ),

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 REPOSITORY = Path(__file__).parents[2]
 
 
-class Replica(RunningService):
+class ServiceReplica(RunningService):
     """A replica, and whether it leads."""
 
     def __init__(self, cluster: DevCluster, folder: Path, *, database: str) -> None:
@@ -43,7 +43,7 @@ class Replica(RunningService):
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, Replica]]:
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceReplica, ServiceReplica]]:
     """Two replicas, one database, one cluster with one real node."""
     with postgres() as database, DevCluster.start(f"jobrep-{os.getpid()}", nodes=[DevNodeSpec("worker")]) as cluster:
         cluster.kubectl("apply", "-f", str(REPOSITORY / "deploy/crds"), check=True)
@@ -53,7 +53,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica
             cluster.kubectl("create", "namespace", namespace, check=True)
             account = ("get", "serviceaccount", "default", "-n", namespace)
             wait(lambda account=account: cluster.kubectl(*account).returncode == 0, "the default account")
-        both = tuple(Replica(cluster, tmp_path_factory.mktemp(name), database=database) for name in ("a", "b"))
+        both = tuple(ServiceReplica(cluster, tmp_path_factory.mktemp(name), database=database) for name in ("a", "b"))
         for one in both:
             one.start()
         yield both[0], both[1]
@@ -62,7 +62,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica
                 one.kill()
 
 
-def test_both_answer_one_leads_and_the_other_takes_over(replicas: tuple[Replica, Replica]) -> None:
+def test_both_answer_one_leads_and_the_other_takes_over(replicas: tuple[ServiceReplica, ServiceReplica]) -> None:
     """A job that the standby was given runs; when the leader is killed, the other goes on with the same Job."""
     wait(lambda: sum(one.leads() for one in replicas) == 1, "one leader")
     leader, standby = sorted(replicas, key=lambda one: not one.leads())
@@ -86,7 +86,7 @@ def test_both_answer_one_leads_and_the_other_takes_over(replicas: tuple[Replica,
     assert standby.leads()
 
 
-def test_a_key_makes_one_job_whichever_replica_is_asked(replicas: tuple[Replica, Replica]) -> None:
+def test_a_key_makes_one_job_whichever_replica_is_asked(replicas: tuple[ServiceReplica, ServiceReplica]) -> None:
     """The same request to both replicas makes one job and one Job."""
     file = replicas[0].folder / "once.yaml"
     job = {"name": "once", "job_type": "batch", "container": {"image": "localhost/busybox:1", "command": ["true"]}}
