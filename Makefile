@@ -79,7 +79,7 @@ verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m devcluster.chart --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
-	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search gang_admission whole_path; do \
+	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search worst_inputs gang_admission whole_path; do \
 		echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 
 lock: ## Write requirements.lock anew from pyproject.toml

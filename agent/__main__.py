@@ -6,11 +6,14 @@ Exit status: 0 after an orderly end, 1 after a fault, 2 for invalid settings.
 import asyncio
 import random
 import signal
+import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import orjson
+import structlog
 from aiohttp import web
 
 from agent.amd import AmdBackend
@@ -18,7 +21,7 @@ from agent.backends import Backend
 from agent.errors import SettingsMistake
 from agent.evidence import PodInventory, collect_evidence
 from agent.identities import LeaseLookup, assign
-from agent.kubelet import Kubelet, tls_context
+from agent.kubelet import Kubelet, unverified_context
 from agent.metrics import agent_metrics
 from agent.node_agent import Intervals, NodeAgent
 from agent.nvml import NvmlBackend
@@ -38,6 +41,8 @@ from atoll.service.metrics import Metrics
 from atoll.service.runtime import run, supervise
 from topology.errors import ProfileError
 from topology.profiles import profile
+
+log = structlog.get_logger(__name__)
 
 STATUS_SETTINGS = 2
 BODY_BYTES_MAX = 4096
@@ -64,9 +69,13 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
     """Report until cancelled."""
     credentials = await Credentials.load(values.kubeconfig)
     clock = SystemClock()
-    context = tls_context(values.kubelet_ca)
+    trust = _trust(values, credentials)
     async with ApiClient(credentials, user_agent="atoll-agent", requests_per_second=10, burst=50) as client:
-        kubelet = Kubelet(lambda: values.kubelet_url or agent.kubelet_url, headers=credentials.headers, context=context)
+        kubelet = Kubelet(
+            lambda: values.kubelet_url or agent.kubelet_url,
+            headers=credentials.headers,
+            context=trust,
+        )
         agent = NodeAgent(
             values.node,
             client=client,
@@ -101,6 +110,16 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         finally:
             await kubelet.close()
             backend.close()
+
+
+def _trust(values: AgentSettings, credentials: Credentials) -> Callable[[], ssl.SSLContext]:
+    """Return what makes a context that trusts the kubelet's certificate."""
+    if values.kubelet_insecure:
+        log.warning("The kubelet's certificate is not verified, as kubelet_insecure says")
+        return unverified_context
+    if values.kubelet_ca is not None:
+        return partial(ssl.create_default_context, cafile=str(values.kubelet_ca))
+    return credentials.authority_context
 
 
 async def report_once(values: AgentSettings, backend: Backend) -> str:

@@ -30,8 +30,6 @@ UUIDS_MAX = 64
 HOST_PIDS_MAX = 8
 UUIDS_TOTAL_MAX = 4096
 """Limit of in-use GPUs over all pods of a report; with very many pods each names fewer."""
-STATIC_POD_UID = "kubernetes.io/config.hash"
-"""Annotation of a mirror pod: the uid under which the kubelet runs the static pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +239,7 @@ def _uids(pod: Pod) -> frozenset[str]:
     """Return the pod's uid and, for a mirror pod, the uid that the kubelet uses for the static pod. Anybody may
     annotate any pod with a uid, but nobody can turn a pod into a mirror later."""
     annotations = pod.metadata.annotations
-    static = annotations.get(STATIC_POD_UID) if names.MIRROR in annotations else None
+    static = annotations.get(names.STATIC_POD_UID) if names.MIRROR in annotations else None
     return frozenset({pod.metadata.uid, static} if static else {pod.metadata.uid})
 
 

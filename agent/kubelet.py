@@ -7,24 +7,33 @@ A pod in a terminal phase stays in that list until its object is deleted, althou
 counts as listed only while a third party may have written the phase. The kubelet marks its own: a pod that it refused
 has its message and no condition of a bound pod; any other has a reason on its Ready condition.
 
-The kubelet's serving certificate is self-signed unless the cluster signs it, and the connection never leaves the node,
-so the certificate is verified only if a CA file is set.
+The answer frees GPUs and the request carries the agent's token, so the kubelet's serving certificate is verified: by
+the cluster's own CA unless another one is given. Where the cluster does not sign it, nothing is asked unless the
+settings say that an unverified kubelet may get the token.
 """
 
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import msgspec
 import structlog
 
 from agent.evidence import KubeletReading
+from agent.list_items import ItemSplitter, ListTooLarge
 from atoll.cluster.pods import ENDED_BY_KUBELET, TERMINAL_PHASES
 
-ANSWER_BYTES_MAX = 64 * 1024 * 1024
-TIMEOUT_SECONDS = 5.0
+ANSWER_BYTES_MAX = 1024 * 1024 * 1024
+"""More than 500 pods of the largest size; they are read one by one."""
+PROBLEM_BYTES_MAX = 120
+SILENCE_SECONDS = 5.0
+ANSWER_SECONDS_MAX = 60.0
+"""For a whole answer, which a tenant may make hundreds of megabytes long."""
+UNSIGNED: Final = (
+    "its certificate is not signed by the CA that the agent trusts, so it is not asked; set agent.kubeletCA, or let "
+    "the cluster sign kubelet certificates (serverTLSBootstrap), or accept any with agent.kubeletInsecure"
+)
 REJECTION = "Pod was rejected: "
 
 log = structlog.get_logger(__name__)
@@ -82,11 +91,11 @@ class _Pod(msgspec.Struct):
 
 
 class _PodList(msgspec.Struct):
-    items: list[_Pod] | None = None
     kind: str = ""
 
 
-_decode = msgspec.json.Decoder(_PodList).decode
+_decode_head = msgspec.json.Decoder(_PodList).decode
+_decode_pod = msgspec.json.Decoder(_Pod).decode
 _decode_node = msgspec.json.Decoder(_Node).decode
 
 
@@ -101,21 +110,30 @@ def kubelet_url(node: bytes) -> str:
     return f"https://{host}:{status.daemon_endpoints.kubelet_endpoint.port}" if address else ""
 
 
-def parse_pod_list(body: bytes) -> KubeletReading | None:
-    """Read a PodList; None if it is not one."""
-    try:
-        pods = _decode(body)
-    except msgspec.MsgspecError:
-        return None
-    if pods.kind != "PodList":
-        return None
-    items = pods.items or ()
-    running = (
-        pod.metadata.uid
-        for pod in items
-        if any(one.state.running is not None for one in pod.status.container_statuses or ())
-    )
-    return KubeletReading(frozenset(pod.metadata.uid for pod in items if not _is_over(pod.status)), frozenset(running))
+class PodListReader:
+    """Reads a PodList chunk by chunk, pod by pod."""
+
+    def __init__(self) -> None:
+        self._items = ItemSplitter()
+        self._listed: set[str] = set()
+        self._running: set[str] = set()
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes. Raises ListTooLarge and msgspec.MsgspecError."""
+        for item in self._items.feed(chunk):
+            pod = _decode_pod(item)
+            if not _is_over(pod.status):
+                self._listed.add(pod.metadata.uid)
+            if any(one.state.running is not None for one in pod.status.container_statuses or ()):
+                self._running.add(pod.metadata.uid)
+
+    def reading(self) -> KubeletReading | None:
+        """Return what was read; None if that was no complete PodList."""
+        try:
+            head = _decode_head(bytes(self._items.head))
+        except msgspec.MsgspecError:
+            return None
+        return KubeletReading(frozenset(self._listed), frozenset(self._running)) if head.kind == "PodList" else None
 
 
 def _is_over(status: _Status) -> bool:
@@ -127,10 +145,8 @@ def _is_over(status: _Status) -> bool:
     return is_refused or reasons.get("Ready") in ENDED_BY_KUBELET
 
 
-def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Verify against the CA file if there is one; otherwise accept the kubelet's own certificate."""
-    if ca_file is not None:
-        return ssl.create_default_context(cafile=str(ca_file))
+def unverified_context() -> ssl.SSLContext:
+    """Accept any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -139,19 +155,20 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 class Kubelet:
     """One kubelet. `url` gives its address, empty while unknown; `headers` gives one request's headers, usually a
-    bearer token."""
+    bearer token; `context` says what certificate is trusted, anew for each connection after one that was not."""
 
     def __init__(
         self,
         url: Callable[[], str],
         *,
         headers: Callable[[], Awaitable[Mapping[str, str]]],
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
     ) -> None:
         self._url = url
         self._headers = headers
         self._context = context
         self._session: aiohttp.ClientSession | None = None
+        self._verifies = True
         self.last_problem = ""
 
     async def read(self) -> KubeletReading | None:
@@ -161,12 +178,13 @@ class Kubelet:
             self._note("the address of the kubelet is not known yet")
             return None
         try:
-            status, body = await self._get(url + "/pods")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._note(f"{type(error).__name__}: {error}")
-            return None
-        reading = parse_pod_list(body) if status == 200 else None
-        self._note("" if reading is not None else f"answer {status} is not a pod list: {body[:120]!r}")
+            reading, problem = await self._get(url + "/pods")
+        except (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError):
+            await self.close()
+            reading, problem = None, UNSIGNED
+        except (aiohttp.ClientError, TimeoutError, OSError, ListTooLarge, msgspec.MsgspecError) as error:
+            reading, problem = None, f"{type(error).__name__}: {error}"
+        self._note(problem)
         return reading
 
     def _note(self, problem: str) -> None:
@@ -180,24 +198,44 @@ class Kubelet:
             log.info("Kubelet answers again")
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; the next reading opens another."""
         if self._session is not None:
             await self._session.close()
+            self._session = None
 
-    async def _get(self, url: str) -> tuple[int, bytes]:
+    def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
+            context = self._context()
+            self._verifies = context.verify_mode is ssl.CERT_REQUIRED
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._context, limit=1),
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+                connector=aiohttp.TCPConnector(ssl=context, limit=1),
+                timeout=aiohttp.ClientTimeout(
+                    total=ANSWER_SECONDS_MAX, sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS
+                ),
             )
-        async with self._session.get(url, headers=await self._headers(), allow_redirects=False) as response:
-            return response.status, await _whole(response)
+        return self._session
+
+    async def _get(self, url: str) -> tuple[KubeletReading | None, str]:
+        """Return the reading and an empty text, or None and the problem."""
+        session = self._open()
+        if self._verifies and not url.startswith("https://"):
+            return (
+                None,
+                f"{url} is not https and cannot be verified; accept that with agent.kubeletInsecure",
+            )
+        async with session.get(url, headers=await self._headers(), allow_redirects=False) as response:
+            if response.status != 200:
+                text = await response.content.read(PROBLEM_BYTES_MAX)
+                return None, f"answer {response.status} is not a pod list: {text!r}"
+            reading = await _whole(response)
+            return reading, "" if reading is not None else "its answer is not a pod list"
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
+async def _whole(response: aiohttp.ClientResponse) -> KubeletReading | None:
+    reader, size_bytes = PodListReader(), 0
     async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > ANSWER_BYTES_MAX:
+        size_bytes += len(chunk)
+        if size_bytes > ANSWER_BYTES_MAX:
             raise aiohttp.ClientPayloadError(f"pod list larger than {ANSWER_BYTES_MAX} bytes")
-    return bytes(body)
+        reader.feed(chunk)
+    return reader.reading()

@@ -22,6 +22,11 @@ def agent_metrics(metrics: Metrics, agent: NodeAgent) -> None:
     )
     metrics.gauge_of("look_seconds", "Duration of the last look at the machine", lambda: agent.observation_seconds)
     metrics.gauge_of("evidence_complete", "1 if cgroups and kubelet could be read", lambda: agent.evidence_is_complete)
+    metrics.gauge_of(
+        "driver_usable",
+        "1 if the last look found the driver or released it",
+        lambda: not agent.driver_problem,
+    )
     gpus = Series(metrics.gauge("gpus", "GPUs of the node by health state", labels=("model", "health")))
     metrics.before_page(lambda: gpus.tell(count_devices(agent.devices)))
     register_watch_metrics(metrics, agent.watches)

@@ -14,7 +14,6 @@ import msgspec
 import structlog
 
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
-from agent.driver_life import release_reason
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence, with_allocations
 from agent.identities import LeaseLookup, assign
 from agent.kubelet import Kubelet, kubelet_url
@@ -26,6 +25,7 @@ from agent.report import ReportContext, build_report, inventory_of, uuids_by_slo
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
 from atoll.api.times import format_microtime
+from atoll.cluster.driver_hold import release_reason
 from atoll.cluster.leases import lease_name
 from atoll.cluster.objects import Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.pods import is_gpu_pod, is_terminal

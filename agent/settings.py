@@ -56,8 +56,11 @@ class AgentSettings(settings.Settings):
     kubelet_url: Annotated[str, Field(max_length=512, pattern="^(https?://.+)?$")] = ""
     """URL of this node's kubelet, such as https://10.0.0.7:10250; by default the Node's internal address."""
     kubelet_ca: Path | None = None
-    """CA that signed the kubelet's serving certificate. Without it the certificate is not verified: it is self-signed
-    by default, and the connection stays on the node."""
+    """CA that signed the kubelet's serving certificate; by default that of the API server. A kubelet that it did not
+    sign is not asked for its pods, so that GPUs of some deleted pods stay in doubt."""
+    kubelet_insecure: bool = False
+    """Accept any certificate of the kubelet, and plain HTTP. Whoever can answer in its place on the node's address then
+    gets the agent's token and says which pods are gone."""
     cgroup_root: Annotated[str, Field(max_length=1024)] = "/"
     """The kubelet's cgroupRoot."""
     cgroup_mount: Path = Path("/sys/fs/cgroup")
@@ -84,7 +87,7 @@ class AgentSettings(settings.Settings):
     """JSON file with the faults of the simulated devices; read at every look."""
 
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics."""
+    """Address of /livez, /readyz and /metrics; `*` means every address, IPv4 and IPv6."""
     health_port: Annotated[int, Field(ge=0, le=65_535)] = 9433
     """Port of these pages; 0 takes any free one."""
     log_level: str = "info"
@@ -92,7 +95,9 @@ class AgentSettings(settings.Settings):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """The simulated backend, and no other, needs a profile."""
+        """The simulated backend, and no other, needs a profile; a CA verifies or nothing does."""
+        if self.kubelet_insecure and self.kubelet_ca is not None:
+            raise ValueError("kubelet_ca verifies the kubelet and kubelet_insecure does not; set one of them")
         if (self.backend is BackendName.SIMULATED) != bool(self.profile):
             raise ValueError("backend simulated needs a profile, and a profile is for backend simulated only")
         return self

@@ -21,10 +21,12 @@ from atollctl import (
     job_server,
     job_service,
     node,
+    queue,
     simulate,
     snapshot,
     top,
     topo,
+    usage,
 )
 from devcluster.commands import app as dev
 
@@ -38,12 +40,16 @@ app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs and show their healt
 app.add_typer(node.app, name="node", help="Show GPU machines; declare one gone for good.")
 app.add_typer(job.app, name="job", help="Check, render and explain jobs, and submit them to the job service.")
 app.add_typer(job_server.app, name="jobs", help="The job service.")
+app.add_typer(queue.app, name="queue", help="Tenants' queues in Kueue, kept by the job service.")
 job.app.command(name="submit")(job_service.submit_jobs)
 job.app.command(name="list")(job_service.list_service_jobs)
 job.app.command(name="show")(job_service.show_job)
 job.app.command(name="cancel")(job_service.cancel_job)
 job.app.command(name="retry")(job_service.retry_failed_job)
+job.app.command(name="pause")(job_service.pause_job)
+job.app.command(name="resume")(job_service.resume_paused_job)
 job.app.command(name="logs")(job_service.show_logs)
+app.command(name="usage")(usage.show_usage)
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)

@@ -1,4 +1,4 @@
-"""`atoll job submit|list|show|cancel|retry|logs`: the client of the job service.
+"""`atoll job submit|list|show|cancel|retry|pause|resume|logs`: the client of the job service.
 
 Output follows kubectl. A name means the newest job of that name. Exit status 1 if the service refuses, 2 if it cannot
 be reached.
@@ -48,10 +48,10 @@ def submit_jobs(
     """Submit jobs to the job service."""
     if key and len(files) > 1:
         raise typer.BadParameter("--key works with one job only: submit the jobs one by one")
-    client = _client(server, token_file, ca, cluster)
+    client = client_of(server, token_file, ca, cluster)
     for file in files:
         headers = {"Idempotency-Key": key or str(uuid4()), "Content-Type": "application/yaml"}
-        answer = _asked(client, "POST", "", body=_read(file), headers=headers, file=file)
+        answer = asked(client, "POST", "", body=read_file(file), headers=headers, file=file)
         made = answer.json()
         show_line(f"job/{made['name']} {'created' if answer.status == 201 else 'unchanged'} ({made['id']})")
 
@@ -73,7 +73,7 @@ def list_service_jobs(
     query: dict[str, Any] = {"page": page, "page_size": page_size, "status": status or []}
     if project:
         query["project_id"] = project
-    found = _asked(_client(server, token_file, ca, cluster), "GET", "", query=query).json()
+    found = asked(client_of(server, token_file, ca, cluster), "GET", "", query=query).json()
     if output == "json":
         show_json(found)
         return
@@ -97,14 +97,17 @@ def show_job(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show a job, its state and its history."""
-    client = _client(server, token_file, ca, cluster)
+    client = client_of(server, token_file, ca, cluster)
     found = _job(client, job)
     if output is Output.JSON:
         show_json(found)
         return
     for label, value in _facts(found):
         show_line(f"{label + ':':<14}{value}")
-    events = _asked(client, "GET", f"/{found['id']}/events", query={"page_size": 200}).json()
+    cost = asked(client, "GET", f"/{found['id']}/cost").json()
+    for label, value in _cost_facts(found, cost):
+        show_line(f"{label + ':':<14}{value}")
+    events = asked(client, "GET", f"/{found['id']}/events", query={"page_size": 200}).json()
     show_line("")
     now = datetime.now(UTC)
     rows = ((_age(one["at"], now), one["what"], one["status"], one["actor"], one["message"]) for one in events["items"])
@@ -121,11 +124,11 @@ def cancel_job(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the cluster has none of its objects.")] = False,
 ) -> None:
     """Cancel a job."""
-    client = _client(server, token_file, ca, cluster)
-    found = _asked(client, "DELETE", f"/{_job(client, job)['id']}").json()
+    client = client_of(server, token_file, ca, cluster)
+    found = asked(client, "DELETE", f"/{_job(client, job)['id']}").json()
     while wait and found["status"] not in ENDED:
         time.sleep(POLL_SECONDS)
-        found = _asked(client, "GET", f"/{found['id']}").json()
+        found = asked(client, "GET", f"/{found['id']}").json()
     done = found["status"] if found["status"] in ENDED else "is being cancelled"
     show_line(f"job/{found['name']} {done}")
 
@@ -138,9 +141,35 @@ def retry_failed_job(
     cluster: ClusterName = CLUSTER,
 ) -> None:
     """Retry a failed job."""
-    client = _client(server, token_file, ca, cluster)
-    found = _asked(client, "POST", f"/{_job(client, job)['id']}/retry").json()
+    client = client_of(server, token_file, ca, cluster)
+    found = asked(client, "POST", f"/{_job(client, job)['id']}/retry").json()
     show_line(f"job/{found['name']} is retried (attempt {found['attempt']})")
+
+
+def pause_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+) -> None:
+    """Pause a job: its pods end, its checkpoints stay, and it waits until it is resumed."""
+    client = client_of(server, token_file, ca, cluster)
+    found = asked(client, "POST", f"/{_job(client, job)['id']}/pause").json()
+    show_line(f"job/{found['name']} {'is paused' if found['status'] == 'pending' else 'is being paused'}")
+
+
+def resume_paused_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+) -> None:
+    """Resume a paused job."""
+    client = client_of(server, token_file, ca, cluster)
+    found = asked(client, "POST", f"/{_job(client, job)['id']}/resume").json()
+    show_line(f"job/{found['name']} is resumed (attempt {found['attempt']})")
 
 
 def show_logs(
@@ -155,25 +184,28 @@ def show_logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the container ends.")] = False,
 ) -> None:
     """Print the logs of a pod of a job."""
-    client = _client(server, token_file, ca, cluster)
+    client = client_of(server, token_file, ca, cluster)
     query: dict[str, Any] = {"tail": tail, "follow": str(follow).lower()} | ({"pod": pod} if pod else {})
     found = _job(client, job)
     try:
         answer = client.stream(f"/{found['id']}/logs", query, lambda chunk: typer.echo(chunk, nl=False))
     except ServiceUnreachable as error:
-        _refuse(str(error), STATUS_UNREACHABLE)
+        refuse(str(error), STATUS_UNREACHABLE)
     if answer is not None:
-        _refuse(answer.told(), STATUS_WAITS)
+        refuse(answer.told(), STATUS_WAITS)
 
 
-def _client(server: str, token_file: Path | None, ca: Path | None, cluster: str) -> ServiceClient:
+def client_of(
+    server: str, token_file: Path | None, ca: Path | None, cluster: str, *, collection: str = "jobs"
+) -> ServiceClient:
+    """Return a client for one collection of a cluster. Exits if the options are wrong."""
     try:
-        return ServiceClient.of(server, token_file=token_file, ca=ca, cluster=cluster)
+        return ServiceClient.of(server, token_file=token_file, ca=ca, cluster=cluster, collection=collection)
     except (OSError, ValueError) as error:
-        _refuse(f"cannot use the job service: {error}", STATUS_UNREACHABLE)
+        refuse(f"cannot use the job service: {error}", STATUS_UNREACHABLE)
 
 
-def _asked(
+def asked(
     client: ServiceClient,
     method: str,
     path: str,
@@ -187,7 +219,7 @@ def _asked(
     try:
         answer = client.ask(method, path, query=query or {}, body=body, headers=headers or {})
     except ServiceUnreachable as error:
-        _refuse(str(error), STATUS_UNREACHABLE)
+        refuse(str(error), STATUS_UNREACHABLE)
     if answer.status < 300:
         return answer
     for line in answer.lines():
@@ -200,12 +232,12 @@ def _job(client: ServiceClient, wanted: str) -> dict[str, Any]:
     try:
         job_id = str(UUID(wanted))
     except ValueError:
-        found = _asked(client, "GET", "", query={"name": wanted, "page_size": 1}).json()
+        found = asked(client, "GET", "", query={"name": wanted, "page_size": 1}).json()
         if not found["items"]:
-            _refuse(f"there is no job {plain(wanted)}", STATUS_WAITS)
+            refuse(f"there is no job {plain(wanted)}", STATUS_WAITS)
         first: dict[str, Any] = found["items"][0]
         return first
-    one: dict[str, Any] = _asked(client, "GET", f"/{job_id}").json()
+    one: dict[str, Any] = asked(client, "GET", f"/{job_id}").json()
     return one
 
 
@@ -238,21 +270,37 @@ def _facts(one: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, value) for label, value in rows if value]
 
 
+def _cost_facts(one: Mapping[str, Any], cost: Mapping[str, Any]) -> list[tuple[str, str]]:
+    estimate, hours = one["estimate"] or {}, cost["gpu_hours"]
+    expected = "" if estimate.get("usd") is None else f"{estimate['usd']:.2f} USD"
+    reasons = "; ".join(estimate.get("reasons", ()))
+    so_far = "" if cost["is_final"] else " so far"
+    spent = f"{cost['cost_usd']:.2f} USD{so_far}, for {hours['total']:.2f} GPU-hours ({hours['idle']:.2f} idle)"
+    rows = [
+        ("Estimate", f"{expected} ({reasons})" if expected else reasons),
+        ("Cost", spent if hours["total"] else ""),
+        ("Advice", cost["advice"]),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
 def _age(moment: str, now: datetime) -> str:
     return age_text((now - datetime.fromisoformat(moment)).total_seconds())
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path, *, what: str = "job") -> bytes:
+    """Return the bytes of a file to send. Exits if it cannot be read."""
     try:
         with file.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        _refuse(f"cannot read the job: {error}", STATUS_UNREACHABLE)
+        refuse(f"cannot read the {what}: {error}", STATUS_UNREACHABLE)
     if len(data) > FILE_BYTES_MAX:
-        _refuse(f"cannot read the job: {file} is larger than {FILE_BYTES_MAX} bytes", STATUS_WAITS)
+        refuse(f"cannot read the {what}: {file} is larger than {FILE_BYTES_MAX} bytes", STATUS_WAITS)
     return data
 
 
-def _refuse(message: str, status: int) -> NoReturn:
+def refuse(message: str, status: int) -> NoReturn:
+    """Print why, and exit."""
     typer.echo(plain(message), err=True)
     raise typer.Exit(status)

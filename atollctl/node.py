@@ -21,7 +21,7 @@ from atoll.api.node_status import GONE_MAX, GoneMachine, GpuNodeStatus
 from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease, parse_lease
-from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, kubelet_answers, phase_of
+from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, phase_of, sequence_of, sign_of_life
 from atoll.cluster.objects import Lease, Node, decode_lease, decode_node
 from atoll.cluster.reports import silence_seconds_max
 from atoll.kube import patches, paths
@@ -128,31 +128,26 @@ def declaration_of(
         raise DeclarationRefused(
             f"no machine of that name had the uid {node_uid}; known: {', '.join(sorted(known)) or 'none'}"
         )
-    is_its_node = facts.node is not None and facts.node.metadata.uid == node_uid
-    if is_its_node and kubelet_answers(facts.node):
-        raise DeclarationRefused("its kubelet answers: the Node is Ready")
-    is_its_report = report is not None and report.node_uid == node_uid
-    if is_its_report and facts.is_heard:
-        raise DeclarationRefused("its agent is alive: the heartbeat is fresh")
+    if sign := sign_of_life(node_uid, facts):
+        raise DeclarationRefused(sign)
     if forget and facts.node is not None:
         raise DeclarationRefused(
             f"its Node exists; delete it first (kubectl delete node {node}), or use `atoll node release`"
         )
-    sequence = report.evidence.sequence if report is not None and is_its_report else 0
     return GoneMachine(
         node_uid=node_uid,
         reason=reason[:256],
         by=by[:256],
         time=format_microtime(now),
-        sequence=sequence,
+        sequence=sequence_of(node_uid, facts),
         forget=forget,
     )
 
 
-def with_declaration(words: Iterable[GoneMachine], word: GoneMachine) -> tuple[GoneMachine, ...]:
+def with_declaration(declarations: Iterable[GoneMachine], declaration: GoneMachine) -> tuple[GoneMachine, ...]:
     """Return the declarations with this one, which replaces an earlier one for the same machine; the oldest are
     dropped."""
-    return (*(one for one in words if one.node_uid != word.node_uid), word)[-GONE_MAX:]
+    return (*(one for one in declarations if one.node_uid != declaration.node_uid), declaration)[-GONE_MAX:]
 
 
 def is_fresh(beat: Lease, now: datetime) -> bool:
@@ -168,12 +163,12 @@ def _declare(node: str, reason: str, uid: str, kubeconfig: Path | None, context:
     if not reason.strip():
         _refuse("--reason must say how you know that the machine is off for good; it is recorded")
     try:
-        word = asyncio.run(_write(node, reason, uid, kubeconfig, context, forget=forget))
+        declaration = asyncio.run(_write(node, reason, uid, kubeconfig, context, forget=forget))
     except (DeclarationRefused, KubeError) as error:
         _refuse(f"cannot declare node {node} gone: {sentence(error, roles=RELEASER_ROLE)}")
     more = ", report and heartbeat are deleted" if forget else ""
     typer.echo(
-        f"machine {word.node_uid} of node {node} is declared gone by {word.by}: {reason}\n"
+        f"machine {declaration.node_uid} of node {node} is declared gone by {declaration.by}: {reason}\n"
         f"the controllers free the GPUs of pods that left it{more} once they have seen its agent silent for long enough"
     )
 
@@ -185,16 +180,20 @@ async def _write(
         by = await _who(client)
         for attempt in range(ATTEMPTS_MAX):
             found = await _read_with(client)
-            word = declaration_of(found, node, uid=uid, reason=reason, by=by, now=datetime.now(UTC), forget=forget)
+            declaration = declaration_of(
+                found, node, uid=uid, reason=reason, by=by, now=datetime.now(UTC), forget=forget
+            )
             status = found.statuses.get(node)
-            gone = [one.to_json() for one in with_declaration(status.spec.gone if status is not None else (), word)]
+            gone = [
+                one.to_json() for one in with_declaration(status.spec.gone if status is not None else (), declaration)
+            ]
             try:
                 await _send(client, node, status, gone)
             except (AlreadyExists, Conflict, NotFound):
                 if attempt == ATTEMPTS_MAX - 1:
                     raise
                 continue
-            return word
+            return declaration
     raise AssertionError("the last attempt answers or raises")
 
 

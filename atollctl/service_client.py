@@ -71,15 +71,18 @@ class ServiceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ServiceClient:
-    """The job service at one address, and one of its clusters."""
+    """The job service at one address, one of its clusters, and one collection in it, such as jobs."""
 
     url: str
     cluster: str
+    collection: str
     token: str
     opener: OpenerDirector
 
     @classmethod
-    def of(cls, server: str, *, token_file: Path | None, ca: Path | None, cluster: str) -> "ServiceClient":
+    def of(
+        cls, server: str, *, token_file: Path | None, ca: Path | None, cluster: str, collection: str = "jobs"
+    ) -> "ServiceClient":
         """Return a client. Raises OSError for unreadable files, ValueError if the token would be sent unencrypted."""
         address = urlsplit(server)
         if address.scheme not in ("http", "https") or not address.hostname:
@@ -94,12 +97,12 @@ class ServiceClient:
             raise ValueError(f"{server} would receive the token unencrypted: use https")
         context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
         handlers = (HTTPSHandler(context=context), *((ProxyHandler({}),) if is_loopback(address.hostname) else ()))
-        return cls(server.rstrip("/"), cluster, token, build_opener(*handlers))
+        return cls(server.rstrip("/"), cluster, collection, token, build_opener(*handlers))
 
     def ask(
         self, method: str, path: str, *, query: Mapping[str, Any], body: bytes | None, headers: Mapping[str, str]
     ) -> ServiceAnswer:
-        """Send a request and return the response; `path` is relative to the jobs' path. Raises ServiceUnreachable."""
+        """Send a request and return the response; `path` is relative to the collection. Raises ServiceUnreachable."""
         may_repeat = method == "GET" or "Idempotency-Key" in headers
         for number in range(TRIES if may_repeat else 1):
             if number:
@@ -137,7 +140,7 @@ class ServiceClient:
         timeout_seconds: float,
     ) -> HTTPResponse:
         asked = f"?{urlencode(query, doseq=True)}" if query else ""
-        url = f"{self.url}/api/clusters/{quote(self.cluster, safe='')}/jobs{path}{asked}"
+        url = f"{self.url}/api/clusters/{quote(self.cluster, safe='')}/{self.collection}{path}{asked}"
         mine = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = Request(url, data=body, method=method, headers={**headers, **mine})  # noqa: S310 - http or https, above
         opened: HTTPResponse = self.opener.open(request, timeout=timeout_seconds)

@@ -4,9 +4,11 @@ Every replica publishes the same numbers, whether it leads or not, so that rules
 """
 
 import math
+from collections import Counter
 
 from atoll.api.times import parse_microtime
 from atoll.cluster.gpu_stats import GpuStats, gpu_stats_of
+from atoll.cluster.machine_life import MachineFacts, MachinePhase, phase_of
 from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics, Series
@@ -34,6 +36,9 @@ class GpuStatsPublisher:
         self._unreadable = gauge("leases_unreadable", "GPU Leases whose annotations cannot be read")
         self._silent = gauge("silent_nodes", "Nodes with GPUs whose agent has sent no heartbeat for three periods")
         self._unknown = gauge("gpu_uses_unknown", "GPUs whose users are unknown")
+        self._machines = Series(
+            gauge("machines", "Machines that have or had GPUs, by phase of their life", labels=("phase",))
+        )
         metrics.before_page(self.refresh)
 
     def refresh(self) -> None:
@@ -43,6 +48,8 @@ class GpuStatsPublisher:
             return
         self._at_seconds = now_seconds
         self._set_gauges(gpu_stats_of(self._mirror.ledger, now_seconds))
+        phases = self._count_phases(now_seconds)
+        self._machines.tell({(str(phase),): phases[phase] for phase in MachinePhase})
 
     def _set_gauges(self, stats: GpuStats) -> None:
         self._gpus.tell({(model, mig, str(state)): count for (model, mig, state), count in stats.gpus.items()})
@@ -54,6 +61,22 @@ class GpuStatsPublisher:
         self._unreadable.set(stats.leases_unreadable)
         self._silent.set(stats.silent_nodes)
         self._unknown.set(stats.uses_unknown)
+
+    def _count_phases(self, now_seconds: float) -> Counter[MachinePhase]:
+        """Count the machines that have a report, a heartbeat or Leases, by phase."""
+        mirror = self._mirror
+        found = {name for _, name in mirror.heartbeats.store} | set(mirror.reports)
+        found |= {record.node for record in mirror.ledger.leases.values()}
+        return Counter(
+            phase_of(
+                MachineFacts(
+                    mirror.nodes.store.get(("", name)),
+                    mirror.reports.get(name),
+                    is_heard=not mirror.ledger.is_stale(name, now_seconds),
+                )
+            )
+            for name in found
+        )
 
     def _age_seconds(self, created: str) -> float:
         """Return the age of an object by the clocks of two machines; 0 for an unreadable time."""

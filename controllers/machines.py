@@ -39,7 +39,10 @@ class MachineDeclarations:
         self._renewals: dict[str, tuple[str | None, float]] = {}
 
     def is_heard(self, node: str) -> bool:
-        """Return whether the agent may be alive: its heartbeat changed in time, or we have not watched long enough."""
+        """Return whether the agent may be alive: its heartbeat changed in time, or we have not watched long enough.
+
+        Stricter than the ledger's `is_stale`, which trusts the API servers' clocks about the time before this process
+        started. An error there delays a placement; here it would free GPUs that are in use."""
         return self.silent_in_seconds(node) > 0
 
     def silent_in_seconds(self, node: str) -> float:
@@ -67,9 +70,9 @@ class MachineDeclarations:
     def applied(self, termination: PodTermination) -> PodTermination:
         """Return the termination with the declaration for its machine. A report that is known to come from that
         machine, under any uid, overrides a declaration while its agent is alive."""
-        word = self.on(termination.node, termination.node_uid)
+        declaration = self.on(termination.node, termination.node_uid)
         is_contradicted = termination.is_of_machine and self.is_heard(termination.node)
-        return replace(termination, is_declared=word is not None and not is_contradicted)
+        return replace(termination, is_declared=declaration is not None and not is_contradicted)
 
     def follow(self, nodes: Iterable[str]) -> None:
         """Watch the heartbeats of these nodes, and forget all others."""
@@ -90,23 +93,23 @@ class MachineReconciler:
     def __init__(
         self,
         context: Context,
-        words: MachineDeclarations,
+        declarations: MachineDeclarations,
         release: Callable[[str], None],
         *,
         forget_after_seconds: float,
     ) -> None:
         self._context = context
-        self._words = words
+        self._declarations = declarations
         self._release = release
         self._forget_after_seconds = forget_after_seconds
         self._missed: dict[str, float] = {}
-        self._told: set[tuple[str, str, int]] = set()
+        self._recorded: set[tuple[str, str, int]] = set()
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the node of a report or Node that was added, deleted, or has declarations."""
         if kind in {WatchedKind.REPORT, WatchedKind.NODE}:
             name = change.object.metadata.name
-            return (name,) if change.kind is not ChangeKind.MODIFIED or self._has_word(name) else ()
+            return (name,) if change.kind is not ChangeKind.MODIFIED or self._has_declaration(name) else ()
         return ()
 
     def all_keys(self) -> Iterable[str]:
@@ -114,9 +117,9 @@ class MachineReconciler:
         mirror = self._context.mirror
         traces = {name for _, name in mirror.heartbeats.store} | set(mirror.reports)
         nodes = {name for _, name in mirror.nodes.store}
-        wanted = (traces - nodes) | {name for name in nodes | traces if self._has_word(name)}
+        wanted = (traces - nodes) | {name for name in nodes | traces if self._has_declaration(name)}
         self._missed = {name: since for name, since in self._missed.items() if name in wanted}
-        self._words.follow(wanted)
+        self._declarations.follow(wanted)
         return tuple(wanted)
 
     async def reconcile(self, node: str) -> float | None:
@@ -125,59 +128,62 @@ class MachineReconciler:
         mirror = self._context.mirror
         if mirror.unready_reason():
             return RECHECK_SECONDS
-        word, waits = self._valid_declaration(node), self._words.silent_in_seconds(node)
+        declaration, waits = self._valid_declaration(node), self._declarations.silent_in_seconds(node)
         if ("", node) in mirror.nodes.store or not self._has_traces(node):
             self._missed.pop(node, None)
-            return max(1.0, waits) if waits > 0 and self._has_word(node) else None
+            return max(1.0, waits) if waits > 0 and self._has_declaration(node) else None
         now = self._context.clock.monotonic_seconds()
         since = self._missed.setdefault(node, now)
-        is_told_to = word is not None and word.forget and self._reports_of(node) in {"", word.node_uid}
-        left_seconds = max(waits, 0.0 if is_told_to else since + self._forget_after_seconds - now)
+        may_forget_at_once = (
+            declaration is not None and declaration.forget and self._reports_of(node) in {"", declaration.node_uid}
+        )
+        left_seconds = max(waits, 0.0 if may_forget_at_once else since + self._forget_after_seconds - now)
         if left_seconds > 0:
             return max(1.0, min(left_seconds, self._forget_after_seconds))
-        if word is not None and self._frees_yet(node, word):
+        if declaration is not None and self._frees_yet(node, declaration):
             return FREEING_SECONDS
-        return await self._forget(node, word)
+        return await self._forget(node, declaration)
 
     def _valid_declaration(self, node: str) -> GoneMachine | None:
         """Record each declaration once, and trigger the release for the node. Return a valid one, if any, preferably
         for the machine that the report is about."""
-        facts, counting = self._words.facts(node), []
+        facts, valid = self._declarations.facts(node), []
         uids = {record.node_uid for record in self._context.mirror.ledger.leases.values() if record.node == node}
-        uids |= {word.node_uid for word in (facts.status.spec.gone if facts.status is not None else ())}
+        uids |= {one.node_uid for one in (facts.status.spec.gone if facts.status is not None else ())}
         for uid in sorted(uids | ({facts.node.metadata.uid} if facts.node is not None else set())):
-            word = declaration_on(uid, facts) if uid else None
-            if word is None:
+            declaration = declaration_on(uid, facts) if uid else None
+            if declaration is None:
                 continue
-            counting.append(word)
+            valid.append(declaration)
             held = [r for r in self._context.mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, uid)]
-            if (node, uid, word.sequence) not in self._told:
-                self._told.add((node, uid, word.sequence))
-                self._tell(node, word, count=len(held))
+            if (node, uid, declaration.sequence) not in self._recorded:
+                self._recorded.add((node, uid, declaration.sequence))
+                self._record(node, declaration, count=len(held))
             for record in held:
                 self._release(record.holder.uid)
-        return max(counting, key=lambda word: (word.node_uid == self._reports_of(node), word.forget), default=None)
+        return max(valid, key=lambda one: (one.node_uid == self._reports_of(node), one.forget), default=None)
 
     def _reports_of(self, node: str) -> str:
         """Return the uid of the Node that the report is about; empty without a report."""
         status = self._context.mirror.reports.get(node)
         return status.status.node_uid if status is not None and status.status is not None else ""
 
-    def _frees_yet(self, node: str, word: GoneMachine) -> bool:
+    def _frees_yet(self, node: str, declaration: GoneMachine) -> bool:
         """Return whether Leases still wait to be freed by the declaration, which is deleted with the report."""
         mirror = self._context.mirror
-        held = (r for r in mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, word.node_uid))
+        held = (r for r in mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, declaration.node_uid))
         return any(record.holder.uid not in mirror.pods.by_uid for record in held)
 
-    def _tell(self, node: str, word: GoneMachine, *, count: int) -> None:
-        note = f"{word.by or 'somebody'} declared machine {word.node_uid} of node {node} gone for good: {word.reason}"
+    def _record(self, node: str, declaration: GoneMachine, *, count: int) -> None:
+        who, machine = declaration.by or "somebody", f"machine {declaration.node_uid} of node {node}"
+        note = f"{who} declared {machine} gone for good: {declaration.reason}"
         log.warning(
             "A machine was declared gone",
             node=node,
-            node_uid=word.node_uid,
-            by=word.by,
-            reason=word.reason,
-            said=word.time,
+            node_uid=declaration.node_uid,
+            by=declaration.by,
+            reason=declaration.reason,
+            declared=declaration.time,
             leases=count,
         )
         self._context.events.record(
@@ -188,7 +194,7 @@ class MachineReconciler:
             type="Warning",
         )
 
-    async def _forget(self, node: str, word: GoneMachine | None) -> float | None:
+    async def _forget(self, node: str, declaration: GoneMachine | None) -> float | None:
         """Delete heartbeat and report if the Node is really gone. If one changed in the meantime, try again later."""
         api, mirror = self._context.api, self._context.mirror
         try:
@@ -214,10 +220,10 @@ class MachineReconciler:
             except Conflict:
                 return 1.0
         self._missed.pop(node, None)
-        self._told = {one for one in self._told if one[0] != node}
+        self._recorded = {one for one in self._recorded if one[0] != node}
         who = (
-            f"{word.by} declared it gone"
-            if word is not None
+            f"{declaration.by} declared it gone"
+            if declaration is not None
             else f"it has had no Node for {self._forget_after_seconds:.0f} s"
         )
         log.warning("Forgot a node", node=node, why=who)
@@ -233,7 +239,7 @@ class MachineReconciler:
         mirror = self._context.mirror
         return node in mirror.reports or (names.HEARTBEAT_NAMESPACE, node) in mirror.heartbeats.store
 
-    def _has_word(self, node: str) -> bool:
+    def _has_declaration(self, node: str) -> bool:
         status = self._context.mirror.reports.get(node)
         found = self._context.mirror.nodes.store.get(("", node))
         return bool(status is not None and status.spec.gone) or (found is not None and is_out_of_service(found))

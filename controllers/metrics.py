@@ -24,6 +24,7 @@ class ControllerMetrics:
     preemptions: Counter
     preemption_victims: Counter
     foreign_gpus: Gauge
+    stranded_pods: Gauge
     claim_writes: Counter
     reserved_gpus: Counter
     gang_admissions: Counter
@@ -63,6 +64,7 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         ),
         preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
         foreign_gpus=metrics.gauge("foreign_gpus", "GPUs used by somebody who does not hold them"),
+        stranded_pods=metrics.gauge("stranded_pods", "Pods whose GPUs are gone from their machine"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
         reserved_gpus=metrics.counter(
             "reserved_gpus",

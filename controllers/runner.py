@@ -225,9 +225,11 @@ def build_loops(
         if request.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    words = MachineDeclarations(context)
-    release = Loop(ReleaseReconciler(context, terminations, ask, words), clock, metrics)
-    machines = MachineReconciler(context, words, release.add, forget_after_seconds=settings.forget_nodes_after_seconds)
+    declarations = MachineDeclarations(context)
+    release = Loop(ReleaseReconciler(context, terminations, ask, declarations), clock, metrics)
+    machines = MachineReconciler(
+        context, declarations, release.add, forget_after_seconds=settings.forget_nodes_after_seconds
+    )
     wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
     cache = _gang_cache(context, settings) if context.mirror.gangs is not None else None
     return (

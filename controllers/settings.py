@@ -127,7 +127,7 @@ class ControllersSettings(Settings):
     once: bool = False
     """Lead once, look at everything once, and end."""
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics."""
+    """Address of /livez, /readyz and /metrics; `*` means every address, IPv4 and IPv6."""
     health_port: Annotated[int, Field(ge=0, le=65535)] = 8082
     """Port of /livez, /readyz and /metrics."""
     resync_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0

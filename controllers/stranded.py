@@ -37,7 +37,7 @@ class StrandedReconciler:
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the pods of a node whose devices changed, and a changed pod if the mirror shows it as stranded."""
         if change.kind is ChangeKind.DELETED:
-            self._told.pop(change.object.metadata.uid, None)
+            self._forget(change.object.metadata.uid)
             return ()
         ledger = self._context.mirror.ledger
         if kind is WatchedKind.POD:
@@ -56,7 +56,7 @@ class StrandedReconciler:
         """Record the event, and evict, if a live read of pod and report confirms it. Raises KubeError."""
         pod = self._context.mirror.ledger.pods.get(uid)
         if pod is None or not self._seems_stranded(uid):
-            self._told.pop(uid, None)
+            self._forget(uid)
             return None
         live = (await look_up(self._context.api, pods.holder_of(pod))).pod
         if live is None or live.metadata.deletion_timestamp is not None:
@@ -75,11 +75,16 @@ class StrandedReconciler:
             return False
         return bool(gone_gpus(pod, mirror.reports.get(pod.spec.node_name)))
 
+    def _forget(self, uid: str) -> None:
+        if self._told.pop(uid, None) is not None:
+            self._context.metrics.stranded_pods.set(len(self._told))
+
     def _tell(self, pod: Pod, gone: tuple[str, ...], *, will_evict: bool) -> None:
         uid, node = pod.metadata.uid, pod.spec.node_name
         if self._told.get(uid) == gone:
             return
         self._told[uid] = gone
+        self._context.metrics.stranded_pods.set(len(self._told))
         end = "the pod is evicted" if will_evict else "recreate the pod"
         note = f"node {node} no longer has GPU {', '.join(gone)}; containers that need it cannot start again: {end}"
         log.warning("A pod's GPUs are gone", pod=str(pods.holder_of(pod)), uid=uid, node=node, uuids=gone)

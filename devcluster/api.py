@@ -39,8 +39,14 @@ class AdminApi:
     def __init__(self, port: int, *, authority: KeyPairFiles, client: KeyPairFiles) -> None:
         """Use the relay to the API server on 127.0.0.1:port."""
         self._port = port
-        self._context = ssl.create_default_context(cafile=str(authority.certificate))
-        self._context.load_cert_chain(client.certificate, client.key)
+        self._authority = authority
+        self._client = client
+        self.reload()
+
+    def reload(self) -> None:
+        """Read authority and client certificate again."""
+        self._context = ssl.create_default_context(cafile=str(self._authority.certificate))
+        self._context.load_cert_chain(self._client.certificate, self._client.key)
 
     def get(self, path: str) -> Json:
         """Get the object or text at a path. Raises AdminApiError for a status over 299, OSError if nobody answers."""

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from devcluster import control_plane, fake_nodes, state
+from devcluster.addresses import ClusterNetwork, IpFamily
 from devcluster.api import AdminApi
 from devcluster.build import Binaries, Report, ensure_binaries, report_to_stderr
 from devcluster.certificates import KeyPairFiles
@@ -48,7 +49,7 @@ class DevCluster:
         self.name = record.name
         self._record = record
         self._launched = launched
-        self.layout = Layout(folder=state.cluster_folder(record.name))
+        self.layout = Layout(state.cluster_folder(record.name), ClusterNetwork(IpFamily(record.ip_family)))
         self.control = Control(self.layout.folder)
         self._authority = control_plane.authority(self.layout)
         pki = self.layout.pki
@@ -71,6 +72,7 @@ class DevCluster:
         scheduler_kubeconfig: str | Path | None = None,
         persistent: bool = False,
         audit_log: bool = False,
+        ip_family: IpFamily = IpFamily.IPV4,
         report: Report = report_to_stderr,
     ) -> DevCluster:
         """Start a cluster and wait until its nodes are Ready.
@@ -89,18 +91,20 @@ class DevCluster:
         folder, lock = state.claim_folder(name)
         launched = None
         try:
-            launched = launch(folder, lock=lock)
+            layout = Layout(folder, ClusterNetwork(ip_family))
+            launched = launch(layout, lock=lock)
             record = ClusterRecord(
                 name=name,
                 kubernetes=kubernetes,
                 port=launched.port,
                 persistent=persistent,
                 binaries={program: str(path) for program, path in binaries.paths.items()},
+                ip_family=ip_family,
             )
             state.write_record(folder, record)
-            control_plane.write_identities(Layout(folder), port=launched.port)
+            control_plane.write_identities(layout, port=launched.port)
             if audit_log:
-                control_plane.write_audit_policy(Layout(folder))
+                control_plane.write_audit_policy(layout)
             cluster = cls(record, launched=launched)
             cluster._start_parts(nodes, report=report)
             if scheduler:
@@ -119,6 +123,16 @@ class DevCluster:
         if not state.is_alive(folder):
             raise ClusterStateError(_not_running(name))
         return cls(state.read_record(folder), launched=None)
+
+    def restart_control_plane(self, between: Callable[[], object]) -> None:
+        """Kill controller manager, API server and etcd, call `between`, and start them again; wait until the API server
+        is ready. kube-scheduler and kubelets are left alone."""
+        for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
+            self._kill(name)
+        between()
+        self._authority = control_plane.authority(self.layout)
+        self.api.reload()
+        self._start_control_plane()
 
     def stop(self) -> None:
         """Stop the cluster and remove all its files; does nothing if it has ended already."""
@@ -151,7 +165,7 @@ class DevCluster:
     @property
     def server_url_inside(self) -> str:
         """URL of the API server for processes inside."""
-        return control_plane.SERVER_INSIDE
+        return self.layout.server_inside
 
     @property
     def shared_dir(self) -> Path:
@@ -349,17 +363,20 @@ class DevCluster:
     def _start_parts(self, nodes: Sequence[DevNodeSpec], *, report: Report) -> None:
         """Start control plane and nodes in parallel: a node's containerd and images need no API server."""
         self.shared_dir.mkdir(exist_ok=True)
-        self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
-        self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
         with ThreadPoolExecutor(max_workers=1) as pool:
             prepared = pool.submit(
                 self._fleet.prepare, nodes, binaries=self._binaries, authority=self._authority, report=report
             )
-            self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
-            self._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
+            self._start_control_plane()
             self._fleet.start_kubelets(prepared.result(), binaries=self._binaries)
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self._wait(lambda: self.api.get(account), what="the default account", process="kube-controller-manager")
+
+    def _start_control_plane(self) -> None:
+        self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
+        self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
+        self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
+        self._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
 
     def _start_controller_manager(self, *, node_grace_seconds: int) -> None:
         command = control_plane.controller_manager_command(

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from devcluster import state
+from devcluster.addresses import IpFamily
 from devcluster.build import report_to_stderr
 from devcluster.cluster import DevCluster
 from devcluster.errors import ClusterStateError, DevclusterError
@@ -40,11 +41,12 @@ def up(
     kubernetes: Annotated[
         str, typer.Option(envvar="ATOLL_KUBERNETES", help="Version of Kubernetes.")
     ] = DEFAULT_KUBERNETES,
+    ip_family: Annotated[IpFamily, typer.Option(help="IP families of nodes, pods and Services.")] = IpFamily.IPV4,
 ) -> None:
     """Start a cluster that runs until `down`."""
     with _one_sentence():
         nodes = [] if control_plane_only else [parse_node(text) for text in node or [DEFAULT_NODE]]
-        cluster = DevCluster.start(name, nodes=nodes, kubernetes=kubernetes, persistent=True)
+        cluster = DevCluster.start(name, nodes=nodes, kubernetes=kubernetes, persistent=True, ip_family=ip_family)
         typer.echo(f"cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}")
 
 

@@ -8,37 +8,40 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from devcluster.addresses import ClusterNetwork, in_url
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority, KeyPairFiles, Subject, write_signing_key
 from devcluster.errors import StartError
 from devcluster.fake_nodes import FAKE_ANNOTATION, KWOK
 from devcluster.kubeconfigs import write_kubeconfig
 
-BRIDGE_ADDRESS = "10.255.0.1"
 SERVER_PORT = 6443
-SERVER_INSIDE = f"https://{BRIDGE_ADDRESS}:{SERVER_PORT}"
 SCHEDULER_PORT = 10259
 CONTROLLER_MANAGER_PORT = 10257
 NODE_GRACE_SECONDS = 50
 
 _ETCD = "http://127.0.0.1:2379"
-_SERVICE_NETWORK = "10.96.0.0/16"
-SERVICE_ADDRESS = "10.96.0.1"
 SERVICE_PORT = 443
-"""Address of the Service `kubernetes`, which pods use to reach the API server."""
+"""Port of the Service `kubernetes`, which pods use to reach the API server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """File layout of one cluster."""
+    """File layout and addresses of one cluster."""
 
     folder: Path
+    network: ClusterNetwork = field(default_factory=ClusterNetwork)
+
+    @property
+    def server_inside(self) -> str:
+        """URL of the API server for processes inside."""
+        return f"https://{in_url(self.network.bridge)}:{SERVER_PORT}"
 
     @property
     def pki(self) -> Path:
@@ -54,6 +57,11 @@ class Layout:
     def logs(self) -> Path:
         """One file per process."""
         return self.folder / "logs"
+
+    @property
+    def etcd(self) -> Path:
+        """Data of etcd."""
+        return self.folder / "etcd"
 
     @property
     def audit_policy(self) -> Path:
@@ -85,16 +93,20 @@ def authority(layout: Layout) -> CertificateAuthority:
 
 
 def write_identities(layout: Layout, *, port: int) -> None:
-    """Write certificates and kubeconfigs of the control plane; the administrator's also works from the host."""
+    """Write certificates and kubeconfigs of the control plane; the administrator's also works from the host.
+
+    Called again, it keeps the key that signs tokens: issued tokens stay valid.
+    """
     signer = authority(layout)
     server = Subject(
         "kube-apiserver",
         dns_names=("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"),
-        addresses=("127.0.0.1", BRIDGE_ADDRESS, SERVICE_ADDRESS),
+        addresses=("127.0.0.1", *layout.network.bridges, layout.network.service),
     )
     signer.issue("apiserver", server)
     signer.issue("apiserver-kubelet-client", Subject("kube-apiserver-kubelet-client", "system:masters"))
-    write_signing_key(layout.pki / "service-accounts.key")
+    if not (layout.pki / "service-accounts.key").exists():
+        write_signing_key(layout.pki / "service-accounts.key")
     for component in ("kube-scheduler", "kube-controller-manager"):
         pair = signer.issue(component, Subject(f"system:{component}"))
         write_inside(layout, signer, name=component, client=pair)
@@ -108,7 +120,7 @@ def write_identities(layout: Layout, *, port: int) -> None:
 def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPairFiles) -> Path:
     """Write a kubeconfig for use inside the cluster's namespaces."""
     return write_kubeconfig(
-        layout.kubeconfig(name), server=SERVER_INSIDE, authority=signer.pair.certificate, client=client
+        layout.kubeconfig(name), server=layout.server_inside, authority=signer.pair.certificate, client=client
     )
 
 
@@ -122,7 +134,7 @@ def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
     """Command line of etcd without fsync: faster, but data does not survive a crash of the machine."""
     return [
         str(binaries["etcd"]),
-        f"--data-dir={layout.folder / 'etcd'}",
+        f"--data-dir={layout.etcd}",
         "--unsafe-no-fsync",
         f"--listen-client-urls={_ETCD}",
         f"--advertise-client-urls={_ETCD}",
@@ -150,8 +162,8 @@ def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
     return [
         str(binaries["kube-apiserver"]),
         f"--etcd-servers={_ETCD}",
-        f"--bind-address={BRIDGE_ADDRESS}",
-        f"--advertise-address={BRIDGE_ADDRESS}",
+        f"--bind-address={layout.network.bridge}",
+        f"--advertise-address={layout.network.bridge}",
         f"--secure-port={SERVER_PORT}",
         f"--cert-dir={pki}",
         f"--tls-cert-file={pki / 'apiserver.crt'}",
@@ -164,7 +176,7 @@ def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={pki / 'service-accounts.key'}",
         f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
-        f"--service-cluster-ip-range={_SERVICE_NETWORK}",
+        f"--service-cluster-ip-range={layout.network.service_networks}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--enable-aggregator-routing=true",
@@ -217,7 +229,7 @@ def kwok_command(binaries: Binaries, layout: Layout, *, stages: Path) -> list[st
         f"--config={stages}",
         f"--manage-nodes-with-annotation-selector={FAKE_ANNOTATION}=fake",
         "--node-lease-duration-seconds=0",
-        f"--node-ip={BRIDGE_ADDRESS}",
+        f"--node-ip={layout.network.bridge}",
         "--server-address=127.0.0.1:0",
     ]
 

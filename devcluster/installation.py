@@ -23,28 +23,27 @@ from devcluster.waiting import wait_until
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 WORKLOADS = ("agent.yaml", "controllers.yaml", "webhook-deployment.yaml", "scheduler/deployment.yaml")
 """Files of deploy/kustomization.yaml that processes replace; everything else is applied as shipped."""
-ADDRESS = "10.255.0.1"
 WEBHOOK_PORT = 9443
 EXTENDER_PORT = 8888
 HEALTH_PORTS = {"webhook": 9444, "controllers": 9445, "agent": 9446, "extender": EXTENDER_PORT}
 READY_SECONDS = 240.0
 
-_ENDPOINTS = f"""\
+_ENDPOINTS = """\
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata:
-  name: {names.WEBHOOK_SERVICE}-dev
-  namespace: {names.SYSTEM_NAMESPACE}
+  name: {service}-dev
+  namespace: {namespace}
   labels:
-    kubernetes.io/service-name: {names.WEBHOOK_SERVICE}
+    kubernetes.io/service-name: {service}
     endpointslice.kubernetes.io/managed-by: atoll-devcluster
-addressType: IPv4
+addressType: {kind}
 ports:
   - name: https
-    port: {WEBHOOK_PORT}
+    port: {port}
     protocol: TCP
 endpoints:
-  - addresses: [{ADDRESS}]
+  - addresses: ["{address}"]
     conditions: {{ready: true}}
 """
 
@@ -115,7 +114,15 @@ class Installation:
         self._kubectl("wait", "--for=condition=Established", "--timeout=120s", *_files(kinds))
         rest = [file for file in shipped if file not in namespaces + kinds]
         self._kubectl("apply", "--server-side", *_files(rest))
-        self._kubectl("apply", "--server-side", "-f", "-", text=_ENDPOINTS)
+        network = self.cluster.layout.network
+        endpoints = _ENDPOINTS.format(
+            service=names.WEBHOOK_SERVICE,
+            namespace=names.SYSTEM_NAMESPACE,
+            kind=network.slice_type,
+            port=WEBHOOK_PORT,
+            address=network.bridge,
+        )
+        self._kubectl("apply", "--server-side", "-f", "-", text=endpoints)
 
     def start(self, name: str, *, wait: bool = True) -> None:
         """Start a part that is not running; with `wait`, return when it is ready."""
@@ -173,7 +180,8 @@ class Installation:
 
     def _all_parts(self) -> tuple[AtollPart, ...]:
         ports = HEALTH_PORTS
-        webhook = ("--host", ADDRESS, "--port", str(WEBHOOK_PORT), "--health-port", str(ports["webhook"]))
+        host = self.cluster.layout.network.bridge
+        webhook = ("--host", host, "--port", str(WEBHOOK_PORT), "--health-port", str(ports["webhook"]))
         controllers = ("--health-port", str(ports["controllers"]))
         return (
             AtollPart("controllers", "controllers", "atoll-controllers", controllers, ports["controllers"]),
@@ -193,7 +201,7 @@ class Installation:
             **source,
             "--cgroup-root": machine.cgroup_root,
             "--start-jitter-seconds": "0.1",
-            "--health-host": "0.0.0.0",  # noqa: S104 - as shipped; nodes have a network of their own
+            "--health-host": "*",  # as shipped
             "--health-port": str(HEALTH_PORTS["agent"]),
         }
         arguments = tuple(word for setting in settings.items() for word in setting)
@@ -201,7 +209,8 @@ class Installation:
         return AtollPart(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node, environment)
 
     def _kubeconfig(self, part: AtollPart) -> Path:
-        return self.cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, part.account, node=part.node)
+        namespace = names.HEARTBEAT_NAMESPACE if part.module == "agent" else names.SYSTEM_NAMESPACE
+        return self.cluster.service_account_kubeconfig(namespace, part.account, node=part.node)
 
     def _kubectl(self, *arguments: str, text: str | None = None) -> None:
         done = self.cluster.kubectl(*arguments, input=text)

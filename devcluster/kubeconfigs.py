@@ -36,5 +36,15 @@ def write_kubeconfig(
     return path
 
 
+def replace_authority(path: Path, authority: Path) -> None:
+    """Replace the CA in a kubeconfig, atomically; address and credentials stay."""
+    config = json.loads(path.read_bytes())
+    for entry in config["clusters"]:
+        entry["cluster"]["certificate-authority-data"] = _encoded(authority)
+    unfinished = path.with_name(f".{path.name}")
+    write_private(unfinished, json.dumps(config, indent=1).encode())
+    unfinished.replace(path)
+
+
 def _encoded(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

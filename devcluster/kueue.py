@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import yaml
 
+from devcluster.addresses import ClusterNetwork
 from devcluster.build import ensure_binaries
 from devcluster.cluster import DevCluster
-from devcluster.control_plane import BRIDGE_ADDRESS
 from devcluster.errors import AdminApiError, BuildError, DevclusterError
 from devcluster.paths import MODULES, cache_root
 from devcluster.programs import KUEUE
@@ -57,12 +57,15 @@ class Kueue:
 
         `settings` replaces parts of Kueue's configuration, such as {"waitForPodsReady": {...}}.
         """
-        objects = [*fit_for_a_process(shipped_manifests(self.cluster, self._program().parent)), _endpoints()]
+        objects = list(fit_for_a_process(shipped_manifests(self.cluster, self._program().parent)))
+        objects.append(_endpoints(self.cluster.layout.network))
         done = self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(objects))
         if done.returncode != 0:
             raise DevclusterError(f"cannot apply Kueue's manifests:\n{done.stderr.strip()}")
         self._folder.mkdir(exist_ok=True)
-        (self._folder / "config.yaml").write_text(yaml.safe_dump(configuration(self._folder, settings or {})))
+        host = self.cluster.layout.network.bridge
+        made = configuration(self._folder, settings or {}, host=host)
+        (self._folder / "config.yaml").write_text(yaml.safe_dump(made))
         self.start(wait=False)
         wait_until(self._lay_certificate, what="Kueue's certificate", **self._watched())
         self.stop()
@@ -114,7 +117,7 @@ class Kueue:
         }
 
 
-def configuration(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def configuration(folder: Path, settings: dict[str, Any], *, host: str) -> dict[str, Any]:
     """Return Kueue's configuration for a process whose certificate is in `folder`."""
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -122,7 +125,7 @@ def configuration(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         "namespace": NAMESPACE,
         "health": {"healthProbeBindAddress": "127.0.0.1:9544"},
         "metrics": {"bindAddress": "0"},
-        "webhook": {"host": BRIDGE_ADDRESS, "port": WEBHOOK_PORT, "certDir": str(folder)},
+        "webhook": {"host": host, "port": WEBHOOK_PORT, "certDir": str(folder)},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": True, "webhookServiceName": _SERVICE, "webhookSecretName": _SECRET},
         "clientConnection": {"qps": 200, "burst": 400},
@@ -159,15 +162,15 @@ def _objects(manifests: str) -> Iterable[dict[str, Any]]:
     return (body for body in yaml.load_all(manifests, Loader=loader) if body)
 
 
-def _endpoints() -> dict[str, Any]:
+def _endpoints(network: ClusterNetwork) -> dict[str, Any]:
     labels = {"kubernetes.io/service-name": _SERVICE, "endpointslice.kubernetes.io/managed-by": "atoll-devcluster"}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {"name": f"{_SERVICE}-dev", "namespace": NAMESPACE, "labels": labels},
-        "addressType": "IPv4",
+        "addressType": network.slice_type,
         "ports": [{"name": "", "port": WEBHOOK_PORT, "protocol": "TCP"}],
-        "endpoints": [{"addresses": [BRIDGE_ADDRESS], "conditions": {"ready": True}}],
+        "endpoints": [{"addresses": [network.bridge], "conditions": {"ready": True}}],
     }
 
 

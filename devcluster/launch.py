@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from devcluster.addresses import in_url
 from devcluster.control import Control
-from devcluster.control_plane import BRIDGE_ADDRESS, SERVER_PORT, SERVICE_ADDRESS, SERVICE_PORT
+from devcluster.control_plane import SERVER_PORT, SERVICE_PORT, Layout
 from devcluster.errors import ControlError, RealNodesUnavailableError, StartError
 from devcluster.waiting import log_tail, wait_until
 
@@ -32,13 +33,11 @@ NAMESPACE_FLAGS = (
 )
 
 _TOOLS = ("unshare", "nsenter", "mount", "ip")
-_BRIDGE_SCRIPT = f"""set -e
+_BRIDGE_SCRIPT = """set -e
 ip link set lo up
 ip link add atoll0 type bridge
-ip address add {BRIDGE_ADDRESS}/24 dev atoll0
-ip address add {SERVICE_ADDRESS}/32 dev atoll0
+{addresses}
 ip link set atoll0 up
-echo 1 > /proc/sys/net/ipv4/ip_forward
 """
 
 
@@ -74,22 +73,22 @@ def check_machine(*, real_nodes: bool) -> None:
         raise RealNodesUnavailableError("you are not root")
 
 
-def launch(folder: Path, *, lock: IO[str]) -> Launched:
+def launch(layout: Layout, *, lock: IO[str]) -> Launched:
     """Start the supervisor and the cluster's bridge; they end with this process unless detached.
 
     On failure raises StartError with the supervisor's log.
     """
-    (folder / "logs").mkdir()
-    log = folder / "logs" / "supervisor.log"
+    layout.logs.mkdir()
+    log = layout.logs / "supervisor.log"
     reading, owner = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener, lock:
         port = int(listener.getsockname()[1])
         inherited = {"listener": listener.fileno(), "lock": lock.fileno(), "owner": reading}
-        process = _start(folder, inherited=inherited, log=log)
+        process = _start(layout, inherited=inherited, log=log)
     os.close(reading)
     launched = Launched(process=process, port=port, owner=owner)
     try:
-        _make_bridge(Control(folder), launched, log=log)
+        _make_bridge(layout, launched, log=log)
     except BaseException:
         process.kill()
         launched.release()
@@ -97,12 +96,14 @@ def launch(folder: Path, *, lock: IO[str]) -> Launched:
     return launched
 
 
-def _start(folder: Path, *, inherited: Mapping[str, int], log: Path) -> subprocess.Popen[bytes]:
+def _start(layout: Layout, *, inherited: Mapping[str, int], log: Path) -> subprocess.Popen[bytes]:
     # Without root the kernel requires a user namespace as well; that is enough for a control plane.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    supervisor = [sys.executable, "-m", "devcluster.supervisor", str(folder)]
+    supervisor = [sys.executable, "-m", "devcluster.supervisor", str(layout.folder)]
     descriptors = [f"--{name}={descriptor}" for name, descriptor in inherited.items()]
-    addresses = (f"--server={BRIDGE_ADDRESS}:{SERVER_PORT}", f"--service={SERVICE_ADDRESS}:{SERVICE_PORT}")
+    network = layout.network
+    server, service = f"{in_url(network.bridge)}:{SERVER_PORT}", f"{in_url(network.service)}:{SERVICE_PORT}"
+    addresses = (f"--server={server}", f"--service={service}")
     command = ["unshare", *user, *NAMESPACE_FLAGS, "--", *supervisor, *descriptors, *addresses]
     paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("ab") as output:
@@ -117,7 +118,9 @@ def _start(folder: Path, *, inherited: Mapping[str, int], log: Path) -> subproce
         )
 
 
-def _make_bridge(control: Control, launched: Launched, *, log: Path) -> None:
+def _make_bridge(layout: Layout, launched: Launched, *, log: Path) -> None:
+    control = Control(layout.folder)
+
     def answers() -> bool:
         if launched.process.poll() is not None:
             raise StartError("the supervisor", problem="ended at once", log_tail=log_tail(log))
@@ -128,6 +131,7 @@ def _make_bridge(control: Control, launched: Launched, *, log: Path) -> None:
         return True
 
     wait_until(answers, what="the supervisor", timeout_seconds=120, log=log)
-    result = control.run(["/bin/sh", "-c", _BRIDGE_SCRIPT])
+    script = _BRIDGE_SCRIPT.format(addresses="\n".join(layout.network.bridge_commands("atoll0")))
+    result = control.run(["/bin/sh", "-c", script])
     if result.returncode != 0:
         raise StartError("the cluster's bridge", problem="cannot be made", log_tail=result.stderr)

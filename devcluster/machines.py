@@ -36,10 +36,12 @@ class GpuMachine:
         order: Sequence[int] | None = None,
         switches: Sequence[Sequence[int]] = (),
         library_in_containers: bool = False,
+        driver: str = "",
     ) -> None:
         """Simulate the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i; `switches`:
         positions of the GPUs below each PCIe switch, which has a network adapter; `library_in_containers`: mount the
-        driver's library into containers with GPUs, for an agent that runs in one."""
+        driver's library into containers with GPUs, for an agent that runs in one; `driver`: version of a driver of the
+        machine's own, which can be replaced."""
         self._folder = folder
         self._switches = switches
         self._library_in_containers = library_in_containers
@@ -48,11 +50,29 @@ class GpuMachine:
         kind = mock_amdsmi.AmdMachineFile if self.is_amd else MachineFile
         self.file = kind(profile(profile_name), seed=seed, order=order)
         self._library = _library(is_amd=self.is_amd)
+        if driver:
+            self.install_library(driver)
+            self.load_driver(driver)
 
     @property
     def backend(self) -> str:
         """The agent's backend that reads the machine."""
         return "amd" if self.is_amd else "nvml"
+
+    @property
+    def library(self) -> Path:
+        """The driver's library."""
+        return self._library
+
+    def install_library(self, driver: str) -> None:
+        """Install the library of a driver version in the place of the one before; who has that open keeps it."""
+        folder = self._folder / "driver"
+        (folder / mock_nvml.library.LIBRARY).unlink(missing_ok=True)
+        self._library = mock_nvml.build(folder, driver=driver)
+
+    def load_driver(self, driver: str) -> None:
+        """Load the driver of that version; takes effect with `plug`."""
+        self.file.facts |= {"driver": driver, "nvml": f"13.{driver}"}
 
     @property
     def environment(self) -> dict[str, str]:

@@ -17,9 +17,10 @@ from uuid import uuid4
 import yaml
 
 from devcluster import nvidia
+from devcluster.addresses import ClusterNetwork
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority, Subject
-from devcluster.control_plane import BRIDGE_ADDRESS, Layout, write_inside
+from devcluster.control_plane import Layout, write_inside
 from devcluster.errors import StartError
 from devcluster.images import PAUSE
 from devcluster.nvidia import NvidiaRuntime
@@ -30,7 +31,6 @@ KUBELET_PORT = 10250
 NODES_MAX = 200
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
-_ADDRESS_OFFSET = 11
 _UNUSED_PLUGINS = (
     "nri.v1.nri",
     *(f"snapshotter.v1.{kind}" for kind in ("blockfile", "btrfs", "devmapper", "erofs", "zfs")),
@@ -105,22 +105,12 @@ class DevNode:
     kubelet_port: int = KUBELET_PORT
 
 
-def address(number: int) -> str:
-    """IP address of the node on the cluster's bridge."""
-    return f"10.255.0.{_ADDRESS_OFFSET + number}"
-
-
-def pod_network(number: int) -> str:
-    """CIDR of the node's pods."""
-    return f"10.244.{number}.0/24"
-
-
 def describe(cluster: str, record: NodeRecord, layout: Layout) -> DevNode:
     """Convert a node's record to a DevNode."""
     return DevNode(
         name=record.name,
         profile=record.profile,
-        ip=address(record.number),
+        ip=layout.network.node(record.number)[0],
         cgroup_root=cgroup_root(cluster, record.name),
         gpu_folder=layout.node(record.name) / "gpu",
     )
@@ -148,10 +138,7 @@ class NodeFiles:
         """Write configuration and identity of the node."""
         for name in ("kubelet", "scratch", "containerd", "cni", "manifests", "gpu"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        name, ip = self.record.name, address(self.record.number)
-        client = authority.issue(f"kubelet-{name}", Subject(f"system:node:{name}", "system:nodes"))
-        authority.issue(f"kubelet-server-{name}", Subject(f"system:node:{name}", None, (name,), (ip, "127.0.0.1")))
-        write_inside(self.layout, authority, name=f"kubelet-{name}", client=client)
+        self.write_identity(authority)
         runtimes = self._write_runtimes(binaries, runc=system.runc)
         plugins = binaries["bridge"].parent
         contents = {
@@ -159,11 +146,20 @@ class NodeFiles:
             "resolv.conf": "options timeout:1\n",
             "containerd.toml": containerd_configuration(self.folder, runtimes=runtimes, plugins=plugins),
             "boot-id": f"{uuid4()}\n",
-            "cni/10-bridge.conflist": json.dumps(cni_configuration(self.folder, self.record), indent=1),
+            "cni/10-bridge.conflist": json.dumps(
+                cni_configuration(self.folder, self.record, self.layout.network), indent=1
+            ),
             "kubelet.yaml": yaml.safe_dump(self._kubelet_configuration()),
         }
         for file, content in contents.items():
             (self.folder / file).write_text(content)
+
+    def write_identity(self, authority: CertificateAuthority) -> None:
+        """Write certificates and kubeconfig of the node's kubelet."""
+        name, addresses = self.record.name, (*self.layout.network.node(self.record.number), "127.0.0.1")
+        client = authority.issue(f"kubelet-{name}", Subject(f"system:node:{name}", "system:nodes"))
+        authority.issue(f"kubelet-server-{name}", Subject(f"system:node:{name}", None, (name,), addresses))
+        write_inside(self.layout, authority, name=f"kubelet-{name}", client=client)
 
     def _write_runtimes(self, binaries: Binaries, *, runc: Path) -> dict[str, Path]:
         """Write the runtimes; return the program of each of containerd's handlers, default first."""
@@ -194,7 +190,7 @@ class NodeFiles:
             f"--config={self.folder / 'kubelet.yaml'}",
             f"--kubeconfig={self.layout.kubeconfig(f'kubelet-{self.record.name}')}",
             f"--hostname-override={self.record.name}",
-            f"--node-ip={address(self.record.number)}",
+            f"--node-ip={','.join(self.layout.network.node(self.record.number))}",
             "--root-dir=/var/lib/kubelet",
             f"--cert-dir={self.folder / 'kubelet' / 'pki'}",
             *([f"--node-labels={labels}"] if labels else []),
@@ -314,9 +310,9 @@ def snapshotter(folder: Path) -> str:
     return "native" if kinds.get(nearest) == "overlay" else "overlayfs"
 
 
-def cni_configuration(folder: Path, record: NodeRecord) -> dict[str, Any]:
+def cni_configuration(folder: Path, record: NodeRecord, network: ClusterNetwork) -> dict[str, Any]:
     """Return a CNI configuration with a bridge per node and no NAT, since the cluster routes to every node's pods."""
-    ranges = [[{"subnet": pod_network(record.number)}]]
+    ranges = [[{"subnet": subnet}] for subnet in network.pods(record.number)]
     bridge = {
         "type": "bridge",
         "bridge": "pods0",
@@ -326,24 +322,22 @@ def cni_configuration(folder: Path, record: NodeRecord) -> dict[str, Any]:
         "ipam": {
             "type": "host-local",
             "ranges": ranges,
-            "routes": [{"dst": "0.0.0.0/0"}],
+            "routes": [{"dst": destination} for destination in network.routes_of_pods()],
             "dataDir": str(folder / "pod-addresses"),
         },
     }
     return {"cniVersion": "1.0.0", "name": "atoll", "plugins": [bridge]}
 
 
-def network_commands(record: NodeRecord, *, pid: int) -> list[list[str]]:
+def network_commands(record: NodeRecord, network: ClusterNetwork, *, pid: int) -> list[list[str]]:
     """Return commands, run inside the cluster, that join a node to the bridge; `pid`: a process of the node."""
-    outer, network = f"node{record.number}", f"/proc/{pid}/ns/net"
-    inside = ["nsenter", f"--net={network}", "ip"]
+    outer = f"node{record.number}"
+    inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
     return [
         ["ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", str(pid)],
         ["ip", "link", "set", outer, "master", "atoll0", "up"],
-        [*inside, "address", "add", f"{address(record.number)}/24", "dev", "eth0"],
-        [*inside, "link", "set", "eth0", "up"],
-        [*inside, "route", "add", "default", "via", BRIDGE_ADDRESS],
-        ["ip", "route", "replace", pod_network(record.number), "via", address(record.number)],
+        [*inside, "ip", "link", "set", "eth0", "up"],
+        *network.node_commands(record.number, inside=inside),
     ]
 
 

@@ -116,7 +116,7 @@ class NodeRunner:
         command = ["unshare", *NAMESPACE_FLAGS, "--", "/bin/sh", str(files.folder / "setup.sh")]
         pid = self._control.spawn(name, command, log=self._log(name), cwd=Path("/"))
         self._wait(f"the namespaces of {name}", name, files.ready.exists, timeout_seconds=120)
-        for step in network_commands(files.record, pid=pid):
+        for step in network_commands(files.record, self._layout.network, pid=pid):
             result = self._control.run(step)
             if result.returncode != 0:
                 problem = f"refused `{' '.join(step)}`"

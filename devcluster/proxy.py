@@ -13,14 +13,16 @@ import socket
 
 _CHUNK_BYTES = 1 << 16
 _IP_FREEBIND = 15
-"""Option of Linux that Python's socket module does not define."""
+_IPV6_FREEBIND = 78
+"""Options of Linux that Python's socket module does not define."""
 
 
 def early_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket on an address that may not exist yet."""
-    listener = socket.socket()
+    is_ipv6 = ":" in host
+    listener = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+    listener.setsockopt(*((socket.IPPROTO_IPV6, _IPV6_FREEBIND) if is_ipv6 else (socket.IPPROTO_IP, _IP_FREEBIND)), 1)
     listener.bind((host, port))
     listener.listen()
     return listener

@@ -49,6 +49,7 @@ class ClusterRecord:
     persistent: bool
     binaries: dict[str, str]
     nodes: tuple[NodeRecord, ...] = ()
+    ip_family: str = "ipv4"
 
 
 def check_name(name: str, *, what: str) -> str:

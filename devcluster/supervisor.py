@@ -121,7 +121,7 @@ def end_everything() -> None:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from atoll.cluster.allocations import (
     Allocation,
     ContainerDevices,
     allocation_annotations,
-    annotations_bytes,
+    pod_annotations_bytes,
 )
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices
@@ -98,7 +98,7 @@ def plan_bind(
 
 def fits_annotations(pod: Pod, added: Mapping[str, str]) -> bool:
     """Tell whether the pod may have these annotations too; a Binding alone would be let pass with too many."""
-    return annotations_bytes({**pod.metadata.annotations, **added}) <= ANNOTATIONS_BYTES_MAX
+    return pod_annotations_bytes(pod, added) <= ANNOTATIONS_BYTES_MAX
 
 
 def _parts(

@@ -20,7 +20,7 @@ class ExtenderSettings(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8888
     """Port to listen on."""
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics on a port of their own, without TLS."""
+    """Address of /livez, /readyz and /metrics on a port of their own, without TLS; `*` means every address."""
     health_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """That port; 0: they are served on the other port alone."""
     tls_cert: Path | None = None

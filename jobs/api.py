@@ -4,83 +4,72 @@ Every response is a record, a page, a stream, or problem details (RFC 9457). The
 authenticate the caller, find the job and check that the caller may see it, check that the caller may do this.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import structlog
-from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
+from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
-from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
-from atoll.jobs.settings import RenderSettings
+from atoll.jobs.permissions import AccessAnswer, JobOwnership, JobPermission, seen_scopes
+from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.states import IllegalStep, JobState
-from atoll.jobs.words import JobType, SourceType
+from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
-from jobs.authentication import Authenticator, NotIdentified
-from jobs.database import Database
-from jobs.errors import JobServiceError, JobUnknown
-from jobs.pod_logs import LogReader, NoPods
+from jobs.accounts import learned, resume_within
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
+from jobs.asking import OneJob, PageNumber, PageSize
+from jobs.audit import AuditEntry, action_of, entry_of
+from jobs.audit_routes import add_audit_routes
+from jobs.changing import JobChanges, apply_changes, changed_job
+from jobs.errors import JobServiceError
+from jobs.pod_logs import NoPods
 from jobs.problems import (
     ApiRefusal,
     FieldFault,
     ProblemDetails,
     documented,
-    not_found,
     problem,
     problem_of,
     response_of,
 )
+from jobs.queue_api import QUEUES, add_queue_routes
+from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
-from jobs.settings import AccessRules, JobServiceSettings
+from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
-    PAGE_SIZE_MAX,
     JobFilter,
     ask_to_cancel,
+    ask_to_pause,
     create_job,
-    get_job,
     list_events,
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, new_job_of
+from jobs.submission import Submission, check_critical, new_job_of
+from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
+from jobs.webhook_routes import add_webhook_routes
 
 log = structlog.get_logger(__name__)
 
 JOBS: Final = "/api/clusters/{cluster}/jobs"
 JOB: Final = JOBS + "/{job_id}"
-PAGES_MAX: Final = 1_000_000
 TAIL_MAX: Final = 100_000
 JOB_MEDIA_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
-Cluster = Annotated[str, Path(max_length=63)]
-PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
-PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
-
-
-@dataclass(frozen=True, slots=True)
-class ApiParts:
-    """Dependencies of the API. `wake` is called with the id of each job that needs reconciling."""
-
-    database: Database
-    authenticator: Authenticator
-    rules: AccessRules
-    settings: JobServiceSettings
-    rendering: RenderSettings
-    logs: LogReader
-    now: Callable[[], datetime]
-    wake: Callable[[str], None]
 
 
 def build_api(parts: ApiParts) -> FastAPI:
@@ -92,6 +81,9 @@ def build_api(parts: ApiParts) -> FastAPI:
     app.get(JOB, responses=documented(401, 404, 422, 429, 503))(show)
     app.delete(JOB, status_code=202, responses=documented(401, 403, 404, 409, 422, 429, 503))(cancel)
     app.post(JOB + "/retry", responses=documented(401, 403, 404, 409, 422, 429, 503))(retry)
+    app.patch(JOB, responses=documented(400, 401, 403, 404, 409, 422, 429, 503))(change)
+    app.post(JOB + "/pause", responses=documented(401, 403, 404, 409, 422, 429, 503))(pause)
+    app.post(JOB + "/resume", responses=documented(401, 403, 404, 409, 422, 429, 503))(resume)
     app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
     app.get(
         JOB + "/logs",
@@ -104,74 +96,16 @@ def build_api(parts: ApiParts) -> FastAPI:
             }
         },
     )(show_logs)
+    add_usage_routes(app)
+    add_audit_routes(app)
+    add_schedule_routes(app)
+    add_webhook_routes(app)
+    add_queue_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
-
-
-# The caller and the job
-
-
-def parts_of(request: Request) -> ApiParts:
-    """Return the application's dependencies."""
-    found: ApiParts = request.app.state.parts
-    return found
-
-
-async def caller_of(request: Request) -> JobCaller:
-    """Return the caller, with their grants. Raises ApiRefusal."""
-    parts = parts_of(request)
-    found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
-    if isinstance(found, NotIdentified):
-        kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
-        kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
-        headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
-        raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
-    return parts.rules.caller(found.name, found.groups)
-
-
-Parts = Annotated[ApiParts, Depends(parts_of)]
-Caller = Annotated[JobCaller, Depends(caller_of)]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request about one job of one cluster."""
-
-    parts: ApiParts
-    caller: JobCaller
-    job_id: str
-
-    async def allowed(self, permission: JobPermission) -> JobRecord:
-        """Return the record if the caller has the permission. Raises JobUnknown, ApiRefusal."""
-        record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
-        if record.cluster_id != self.parts.settings.cluster:
-            raise JobUnknown(self.job_id)
-        whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
-        answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
-        log.info("Decided", action=permission, job=self.job_id, user=self.caller.name, answer=answers[1])
-        if answers[0] is not AccessAnswer.ALLOWED:
-            raise JobUnknown(self.job_id)
-        if answers[1] is not AccessAnswer.ALLOWED:
-            detail = f"{self.caller.name} may not {permission} job {record.name} ({record.id})"
-            raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
-        return record
-
-
-async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
-    """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
-    _check_cluster(cluster, parts)
-    return Asked(parts, caller, str(job_id))
-
-
-OneJob = Annotated[Asked, Depends(asked_for)]
-
-
-def _check_cluster(cluster: str, parts: ApiParts) -> None:
-    if cluster != parts.settings.cluster:
-        raise not_found(f"there is no cluster {shown(cluster)}: this service has {parts.settings.cluster}")
 
 
 # Routes
@@ -186,16 +120,32 @@ async def submit(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
     """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
         raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
-    new = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
-    record, is_new = await parts.database.write(lambda session: create_job(session, new, now, job_id=job_id))
-    log.info("Decided", action=JobPermission.CREATE, job=record.id, user=caller.name, answer=AccessAnswer.ALLOWED)
+    queues = await parts.database.read(lambda session: queue_file_of(session, cluster))
+    file = QueueFile.model_validate(queues.document) if queues is not None else None
+    try:
+        new, needs = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
+    except ApiRefusal as refusal:
+        if refusal.problem.status == 403:
+            extra = {"detail": refusal.problem.detail}
+            entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
+            await parts.audit.note(entry)
+        raise
+    kind = kind_of(new.job, needs)
+
+    def work(session: Session) -> tuple[JobRecord, bool]:
+        earlier = learned(session, cluster, kind)
+        priced = replace(new, estimate=estimate(new.job, needs, parts.prices, learned_seconds=earlier))
+        return create_job(session, priced, now, job_id=job_id)
+
+    record, is_new = await parts.database.write(work)
+    await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"{JOBS.format(cluster=cluster)}/{record.id}"
@@ -215,7 +165,7 @@ async def list_all(
     page_size: PageSize = 20,
 ) -> JobListView:
     """List the jobs that the caller may see, newest first."""
-    _check_cluster(cluster, parts)
+    check_cluster(cluster, parts)
     wanted = JobFilter(
         cluster,
         seen_scopes(caller),
@@ -226,6 +176,7 @@ async def list_all(
         name=name,
     )
     found = await parts.database.read(lambda session: list_jobs(session, wanted, page=page, page_size=page_size))
+    await parts.audit.note(AuditEntry(caller.name, action_of(JobPermission.LIST), AccessAnswer.ALLOWED, "", ""))
     items = [view_of(record) for record in found.records]
     return JobListView(items=items, page=page, page_size=page_size, total=found.total)
 
@@ -233,6 +184,20 @@ async def list_all(
 async def show(asked: OneJob) -> JobView:
     """Show a job and its state."""
     return view_of(await asked.allowed(JobPermission.VIEW))
+
+
+async def change(asked: OneJob, changes: JobChanges) -> JobView:
+    """Change policy, intent or labels of a job. Its objects keep what they have until the next attempt."""
+    record = await asked.allowed(JobPermission.PRIORITY)
+    now, actor, rendering = asked.parts.now(), asked.caller.name, asked.parts.rendering
+    needs, document = changed_job(record, changes, rendering, now_seconds=now.timestamp())
+    if needs.priority is Priority.CRITICAL:
+        check_critical(asked.caller, JobOwnership(record.tenant_id, record.project_id, record.created_by))
+    changed = await asked.parts.database.write(
+        lambda session: apply_changes(session, record, document, now, actor=actor)
+    )
+    asked.parts.wake(changed.id)
+    return view_of(changed)
 
 
 async def cancel(asked: OneJob) -> JobView:
@@ -251,6 +216,24 @@ async def retry(asked: OneJob) -> JobView:
     await asked.allowed(JobPermission.RETRY)
     now, actor = asked.parts.now(), asked.caller.name
     record = await asked.parts.database.write(lambda session: retry_job(session, asked.job_id, now=now, actor=actor))
+    asked.parts.wake(record.id)
+    return view_of(record)
+
+
+async def pause(asked: OneJob) -> JobView:
+    """Pause a job: its objects are removed, its checkpoints stay, and it is pending until it is resumed."""
+    await asked.allowed(JobPermission.CANCEL)
+    now, actor = asked.parts.now(), asked.caller.name
+    record = await asked.parts.database.write(lambda session: ask_to_pause(session, asked.job_id, now=now, actor=actor))
+    asked.parts.wake(record.id)
+    return view_of(record)
+
+
+async def resume(asked: OneJob) -> JobView:
+    """Resume a paused job: it is submitted again, from its last checkpoint if it has one."""
+    await asked.allowed(JobPermission.RETRY)
+    now, actor = asked.parts.now(), asked.caller.name
+    record = await asked.parts.database.write(lambda session: resume_within(session, asked.job_id, now, actor=actor))
     asked.parts.wake(record.id)
     return view_of(record)
 
@@ -329,18 +312,34 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 async def _on_invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = [
-        FieldFault(field=".".join(map(str, one["loc"][1:])), value=shown(one.get("input")), limit=str(one["msg"]))
+        FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=str(one["msg"]))
         for one in error.errors()
     ]
-    detail = "; ".join(f"{one.field} is {one.value}: {one.limit}" for one in faults[:3])
+    detail = "; ".join(f"{one.field}{f' is {one.value}' if one.value else ''}: {one.limit}" for one in faults[:3])
     return response_of(problem(422, "invalid-request", "The request has mistakes", detail, faults))
 
 
-async def _on_http(_request: Request, error: Exception) -> Response:
+def _shown_input(fault: Mapping[str, Any]) -> str:
+    """Return the refused value; not that of a secret, nor a whole body, which may hold one."""
+    is_open = len(fault["loc"]) > 1 and "secret" not in fault["loc"]
+    return shown(fault.get("input")) if is_open else ""
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "not-found", 405: "method"}.get(error.status_code, "refused")
     told = problem(error.status_code, kind, str(error.detail), str(error.detail))
-    return response_of(told, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return response_of(told, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return every method of the path of a request; the framework names those of one route alone."""
+    routes = [one for one in request.app.routes if isinstance(one, Route)]
+    fitting = [one for one in routes if one.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for one in fitting for method in one.methods or ()})
 
 
 async def _on_database(_request: Request, error: Exception) -> Response:
@@ -367,16 +366,15 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, routes=app.routes, description="Records jobs and runs them."
     )
     schemas = told.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, Job):
+    for model in (ProblemDetails, Job, QueueFile):
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     schemas["Job"]["patternProperties"] = {"^ext_ml_": {"description": "an attribute, which may also be given here"}}
-    body = {"$ref": "#/components/schemas/Job"}
-    told["paths"][JOBS]["post"]["requestBody"] = {
-        "required": True,
-        "content": {media_type: {"schema": body} for media_type in JOB_MEDIA_TYPES[:2]},
-    }
+    for path, method, model in ((JOBS, "post", Job), (QUEUES, "put", QueueFile)):
+        body = {"$ref": f"#/components/schemas/{model.__name__}"}
+        content = {media_type: {"schema": body} for media_type in JOB_MEDIA_TYPES[:2]}
+        told["paths"][path][method]["requestBody"] = {"required": True, "content": content}
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     told["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

@@ -11,14 +11,16 @@ from typing import Final
 import msgspec
 
 from atoll.api import job_names, names
-from atoll.jobs.facts import JobFacts
+from atoll.jobs.facts import JobFacts, QuotaFacts
+from atoll.jobs.queue_objects import KUEUE_API
 from atoll.jobs.rendering import Object
+from atoll.jobs.states import JobState
 from atoll.kube import paths
 from atoll.kube.api import Api
 from atoll.kube.errors import AlreadyExists, Conflict, LeadershipLost, NotFound
 from atoll.kube.patches import delete_options
 from jobs.objects import WORKLOADS
-from jobs.reading import decode_evictions, decode_pod, decode_workload
+from jobs.reading import decode_pod, decode_quota, decode_workload
 from jobs.records import JobRecord
 
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -35,7 +37,6 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
 PODS: Final = ("v1", "pods")
 KEPT: Final = "PersistentVolumeClaim"
 """Holds checkpoints: the only kind that this service never removes."""
-KUEUE_API: Final = "kueue.x-k8s.io/v1beta2"
 KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"
 
 
@@ -141,17 +142,18 @@ class JobCluster:
         workload = decode_workload(kind, raw)
         params = {"labelSelector": f"{job_names.JOB_ID}={record.id},{job_names.ATTEMPT}={record.attempt}"}
         pods = await self._api.list(paths.pods(record.namespace), decode_pod, params=params)
-        evicted = await self._eviction(record, workload.uid) if workload.is_suspended else ""
-        return JobFacts(workload, tuple(sorted(pods.items, key=lambda pod: pod.name)), evicted)
+        is_asked = workload.is_suspended or record.state in (JobState.QUEUED, JobState.PREEMPTED)
+        quota = await self._quota(record, workload.uid) if is_asked else None
+        return JobFacts(workload, tuple(sorted(pods.items, key=lambda pod: pod.name)), quota)
 
-    async def _eviction(self, record: JobRecord, uid: str) -> str:
-        """Return why Kueue took back a suspended Job's quota; empty if it did not, or if there is no Kueue."""
+    async def _quota(self, record: JobRecord, uid: str) -> QuotaFacts:
+        """Return what Kueue says about a Job's quota; nothing of a Deployment: its pods have their own Workloads."""
         path = paths.group(KUEUE_API, "workloads", namespace=record.namespace)
         try:
-            listing = await self._api.list(path, decode_evictions, params={"labelSelector": f"{KUEUE_JOB_UID}={uid}"})
+            listing = await self._api.list(path, decode_quota, params={"labelSelector": f"{KUEUE_JOB_UID}={uid}"})
         except NotFound:
-            return ""
-        return next((reason for reason in listing.items if reason), "")
+            return QuotaFacts(has_kueue=False)
+        return next(iter(listing.items), QuotaFacts())
 
     async def _delete(self, path: str, uid: str, propagation: str) -> None:
         try:

@@ -5,6 +5,10 @@ JobServiceError
 ├── JobUnknown        no such job, or the caller may not see it
 ├── NameTaken         an active job has that name in that namespace
 ├── KeyReused         an idempotency key was used before for another job
+├── WebhookUnknown    no such webhook, or the caller may not see it
+├── JobEnded          a job that has ended cannot be changed
+├── NotPaused         a job that is not paused, or not yet, cannot be resumed
+├── BudgetSpent       a job whose budget is spent cannot be resumed
 └── RecordChanged     the record changed in the meantime; read it again
 """
 
@@ -38,6 +42,35 @@ class KeyReused(JobServiceError):
 
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(f"the idempotency key {key} belongs to job {job_id}, which differs from this one")
+
+
+class WebhookUnknown(JobServiceError):
+    """There is no such webhook, or the caller may not see it."""
+
+    def __init__(self, webhook_id: str) -> None:
+        super().__init__(f"there is no webhook {webhook_id}")
+
+
+class JobEnded(JobServiceError):
+    """A job that has ended cannot be changed."""
+
+    def __init__(self, name: str, state: str) -> None:
+        super().__init__(f"job {name} has {state}: submit a new one, or retry it if it failed")
+
+
+class NotPaused(JobServiceError):
+    """A job that is not paused, or not yet, cannot be resumed."""
+
+    def __init__(self, name: str, state: str, *, is_pausing: bool) -> None:
+        why = "some of its objects are still in the cluster: try again soon" if is_pausing else f"it is {state}"
+        super().__init__(f"job {name} is not paused: {why}")
+
+
+class BudgetSpent(JobServiceError):
+    """A job whose budget is spent cannot be resumed."""
+
+    def __init__(self, name: str, budget: str) -> None:
+        super().__init__(f"job {name} has spent its budget of {budget} USD: raise intent.budget_cap, then resume it")
 
 
 class RecordChanged(JobServiceError):

@@ -11,7 +11,17 @@ from pydantic import BaseModel, Field
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.states import IllegalStep
 from atoll.ml.problems import AttributeProblem, Problems
-from jobs.errors import JobServiceError, JobUnknown, KeyReused, NameTaken, RecordChanged
+from jobs.errors import (
+    BudgetSpent,
+    JobEnded,
+    JobServiceError,
+    JobUnknown,
+    KeyReused,
+    NameTaken,
+    NotPaused,
+    RecordChanged,
+    WebhookUnknown,
+)
 
 MEDIA_TYPE: Final = "application/problem+json"
 FAULTS_MAX: Final = 100
@@ -57,12 +67,13 @@ def not_found(detail: str) -> ApiRefusal:
     return ApiRefusal(problem(404, "not-found", "Not found", detail))
 
 
-def invalid(faults: Problems) -> ApiRefusal:
-    """Return the refusal of an invalid job."""
+def invalid(faults: Problems, *, what: str = "job") -> ApiRefusal:
+    """Return the refusal of an invalid job, or of another document."""
     told = [fault_of(one) for one in faults[:FAULTS_MAX]]
-    first = str(faults[0]) if faults else "the job cannot be read"
+    first = str(faults[0]) if faults else f"the {what} cannot be read"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return ApiRefusal(problem(422, "invalid-job", "The job has mistakes", first + more, told))
+    title = f"The {what} {'have' if what.endswith('s') else 'has'} mistakes"
+    return ApiRefusal(problem(422, f"invalid-{what}", title, first + more, told))
 
 
 def fault_of(mistake: AttributeProblem) -> FieldFault:
@@ -81,6 +92,10 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (JobUnknown, 404, "not-found", "Not found"),
     (NameTaken, 409, "name-taken", "An active job has that name"),
     (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
+    (WebhookUnknown, 404, "not-found", "Not found"),
+    (JobEnded, 409, "job-ended", "The job has ended"),
+    (NotPaused, 409, "not-paused", "The job is not paused"),
+    (BudgetSpent, 409, "budget-spent", "The job's budget is spent"),
     (RecordChanged, 409, "changed-meanwhile", "The record changed in the meantime; try again"),
     (IllegalStep, 409, "illegal-step", "The job's state does not allow this"),
 )

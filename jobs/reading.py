@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from atoll.api import names
-from atoll.jobs.facts import DISRUPTIONS, PodFacts, WorkloadFacts
+from atoll.jobs.facts import DISRUPTIONS, PodFacts, QuotaFacts, WorkloadFacts
 from atoll.kube.errors import truncate
 
 KUEUE_GATES: Final = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
@@ -98,8 +98,17 @@ class _Pod(msgspec.Struct, frozen=True):
     status: _PodStatus = _PodStatus()
 
 
+class _PodSetAssignment(msgspec.Struct, frozen=True):
+    flavors: dict[str, str] | None = None
+
+
+class _KueueAdmission(msgspec.Struct, rename="camel", frozen=True):
+    pod_set_assignments: list[_PodSetAssignment] | None = None
+
+
 class _KueueStatus(msgspec.Struct, frozen=True):
     conditions: list[_Condition] | None = None
+    admission: _KueueAdmission | None = None
 
 
 class _KueueWorkload(msgspec.Struct, frozen=True):
@@ -156,10 +165,16 @@ def decode_pod(raw: bytes) -> PodFacts:
     )
 
 
-def decode_evictions(raw: bytes) -> str:
-    """Return why Kueue evicted a Workload; empty if it did not. Raises msgspec.MsgspecError."""
-    evicted = _held(_kueue_workloads.decode(raw).status.conditions, "Evicted")
-    return (evicted.reason or "Evicted") if evicted is not None else ""
+def decode_quota(raw: bytes) -> QuotaFacts:
+    """Return what a Workload of Kueue says about its quota. Raises msgspec.MsgspecError."""
+    status = _kueue_workloads.decode(raw).status
+    evicted = _held(status.conditions, "Evicted")
+    if evicted is not None:
+        return QuotaFacts(evicted=evicted.reason or "Evicted", detail=_cut(evicted.message))
+    refused = _held(status.conditions, "QuotaReserved", status="False")
+    sets = (status.admission.pod_set_assignments or ()) if status.admission is not None else ()
+    flavors = sorted({flavor for one in sets for flavor in (one.flavors or {}).values()})
+    return QuotaFacts(detail=_cut(refused.message) if refused is not None else "", flavors=tuple(flavors))
 
 
 def _pod_reason(status: _PodStatus) -> tuple[str, str]:
@@ -183,8 +198,8 @@ def _pod_reason(status: _PodStatus) -> tuple[str, str]:
     return "", ""
 
 
-def _held(conditions: list[_Condition] | None, kind: str) -> _Condition | None:
-    return next((one for one in conditions or () if one.type == kind and one.status == "True"), None)
+def _held(conditions: list[_Condition] | None, kind: str, *, status: str = "True") -> _Condition | None:
+    return next((one for one in conditions or () if one.type == kind and one.status == status), None)
 
 
 def _is_leaving(metadata: _Meta) -> bool:

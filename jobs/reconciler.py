@@ -6,6 +6,7 @@ so a second creation finds the first.
 
     pending ──create all, the object with the pods last──► queued ──state in the cluster──► ... ──► ended ──► cleaned up
        cancel requested, in any state: remove all ──no objects or pods left──► cancelled
+       pause requested, in any state: remove all ──no objects or pods left──► pending, until it is resumed
 """
 
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,8 @@ class JobReconciler:
         )
         if isinstance(time, TimeOver):
             return await self._expire(record, job, state, time.message, now)
+        if record.pause_requested_at is not None:
+            return _sooner(await self._pause(record, job, state, now), time, now)
         if state in IN_CLUSTER:
             return _sooner(await self._follow(record, job, state, now), time, now)
         return _sooner(await self._submit(record, job, now), time, now)
@@ -202,9 +205,7 @@ class JobReconciler:
         """End a job whose time is over, unless it has ended by itself; stop it before recording that."""
         if state is JobState.PENDING:
             found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
-            made = [one for one in found if one.kind in WORKLOADS and one.attempt == str(record.attempt)]
-            if made:  # and the process died before it recorded that
-                await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": made[0].uid}),), now)
+            if await self._note_created(record, found, now):
                 return 0.0
         else:
             facts = await self._cluster.facts(record, workload_kind(record))
@@ -218,6 +219,13 @@ class JobReconciler:
         await self._take(record, (PlannedStep(JobStep.EXPIRE, message),), now)
         return 0.0
 
+    async def _note_created(self, record: JobRecord, found: Sequence[FoundObject], now: datetime) -> bool:
+        """Record that this attempt was created, if the process died before it recorded that."""
+        made = [one for one in found if one.kind in WORKLOADS and one.attempt == str(record.attempt)]
+        if made:
+            await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": made[0].uid}),), now)
+        return bool(made)
+
     async def _cancel(self, record: JobRecord, now: datetime) -> float | None:
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
@@ -227,6 +235,25 @@ class JobReconciler:
             return SOON_SECONDS
         by = f"cancelled by {record.cancel_requested_by}"
         await self._take(record, (PlannedStep(JobStep.CANCEL, by),), now)
+        return None
+
+    async def _pause(self, record: JobRecord, job: Job, state: JobState, now: datetime) -> float | None:
+        """Remove a job from the cluster until it is resumed, unless it has ended by itself."""
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        if state is JobState.PENDING and await self._note_created(record, found, now):
+            return 0.0
+        left = [one for one in found if one.kind != KEPT]
+        if state in IN_CLUSTER and any(one.kind in WORKLOADS and not one.is_leaving for one in left):
+            facts = await self._cluster.facts(record, workload_kind(record))
+            seen = observe(facts, workload_uid=record.workload_uid)
+            if seen.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.EXPIRED):
+                return await self._record_seen(record, job, state, seen, now)
+        if left:
+            return await self._remove(record, left)
+        if await self._remove_stray_pods(record):
+            return SOON_SECONDS
+        if state in IN_CLUSTER:
+            await self._take(record, (PlannedStep(JobStep.PAUSE, record.message),), now)
         return None
 
     async def _tidy(self, record: JobRecord, state: JobState, now: datetime) -> float | None:

@@ -7,7 +7,7 @@ other columns hold its state. Queries are in jobs.store, migrations in jobs.migr
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import JSON, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -21,6 +21,7 @@ NAMING: Final = {
     "pk": "pk_%(table_name)s",
 }
 """Constraints have names, so that migrations can change them on SQLite too."""
+OPEN: Final = text("ended_at IS NULL")
 NOT_ENDED: Final = text(f"state NOT IN ({', '.join(repr(state.value) for state in sorted(ENDED))})")
 
 
@@ -84,6 +85,8 @@ class JobRecord(RecordBase):
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
     message: Mapped[str] = mapped_column(Text, default="")
+    queue_name: Mapped[str | None] = mapped_column(String(63))
+    """Queue that the service chose from the file of queues; None if the job names one, or the cluster has no file."""
     attempt: Mapped[int] = mapped_column(default=1)
     """Number of the attempt. Its objects carry it, so objects of earlier attempts are told apart."""
     retry_count: Mapped[int] = mapped_column(default=0)
@@ -91,6 +94,17 @@ class JobRecord(RecordBase):
     not_before: Mapped[datetime | None] = mapped_column(UtcTime)
     cancel_requested_at: Mapped[datetime | None] = mapped_column(UtcTime)
     cancel_requested_by: Mapped[str | None] = mapped_column(String(256))
+    pause_requested_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    """Since when the job is to be out of the cluster until somebody resumes it."""
+    pause_requested_by: Mapped[str | None] = mapped_column(String(256))
+    estimate: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    """The estimate of the cost when the job was submitted, with its reasons."""
+    estimated_micros: Mapped[int | None] = mapped_column(BigInteger)
+    """Estimated cost in millionths of a dollar."""
+    actual_micros: Mapped[int | None] = mapped_column(BigInteger)
+    """Cost of an ended job, once no GPU is held for it any more."""
+    budget_mark: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    """The budget that was spent and acted; see atoll.jobs.costs.spending."""
     workload_uid: Mapped[str | None] = mapped_column(String(64))
     """Uid of the Job or Deployment of this attempt, once it was seen."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
@@ -128,3 +142,147 @@ class ServiceRecord(RecordBase):
 
     id: Mapped[str] = mapped_column(String(36), primary_key=True)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class GpuSpanRecord(RecordBase):
+    """A time in which one GPU was in one state; without `ended_at` it goes on. See atoll.jobs.costs.spans."""
+
+    __tablename__ = "gpu_spans"
+    __table_args__ = (
+        Index("uq_gpu_spans_open", "cluster_id", "gpu", unique=True, sqlite_where=OPEN, postgresql_where=OPEN),
+        Index("ix_gpu_spans_cluster_id_ended_at", "cluster_id", "ended_at"),
+        Index("ix_gpu_spans_job_id", "job_id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    cluster_id: Mapped[str] = mapped_column(String(63))
+    gpu: Mapped[str] = mapped_column(String(96))
+    node: Mapped[str] = mapped_column(String(253))
+    model: Mapped[str] = mapped_column(String(63))
+    use: Mapped[str] = mapped_column(String(16))
+    tenant: Mapped[str] = mapped_column(String(63))
+    project: Mapped[str] = mapped_column(String(63))
+    user: Mapped[str] = mapped_column(String(256))
+    namespace: Mapped[str] = mapped_column(String(63))
+    job_id: Mapped[str] = mapped_column(String(36))
+    pod_uid: Mapped[str] = mapped_column(String(64))
+    share_ppm: Mapped[int] = mapped_column()
+    price_micros: Mapped[int | None] = mapped_column(BigInteger)
+    held_since: Mapped[datetime | None] = mapped_column(UtcTime)
+    started_at: Mapped[datetime] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class UsageClockRecord(RecordBase):
+    """The last look at the GPUs of a cluster."""
+
+    __tablename__ = "usage_clocks"
+
+    cluster_id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    seen_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class EstimateErrorRecord(RecordBase):
+    """How far the estimate of an ended job was off."""
+
+    __tablename__ = "estimate_errors"
+    __table_args__ = (
+        Index("ix_estimate_errors_kind", "cluster_id", "job_type", "gpu_type", "gpu_count", "recorded_at"),
+    )
+
+    job_id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    cluster_id: Mapped[str] = mapped_column(String(63))
+    job_type: Mapped[str] = mapped_column(String(16))
+    gpu_type: Mapped[str] = mapped_column(String(63))
+    gpu_count: Mapped[int] = mapped_column()
+    seconds: Mapped[int] = mapped_column()
+    estimated_micros: Mapped[int] = mapped_column(BigInteger)
+    actual_micros: Mapped[int] = mapped_column(BigInteger)
+    error_ppm: Mapped[int] = mapped_column(BigInteger)
+    """(actual - estimated) / estimated, in millionths."""
+    is_far: Mapped[bool] = mapped_column()
+    recorded_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class QueueFileRecord(RecordBase):
+    """The file of queues of a cluster, and how far the cluster agrees with it."""
+
+    __tablename__ = "queue_files"
+
+    cluster_id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    generation: Mapped[int] = mapped_column()
+    """Increases with each applied file."""
+    applied_by: Mapped[str] = mapped_column(String(256))
+    applied_at: Mapped[datetime] = mapped_column(UtcTime)
+    checked_generation: Mapped[int] = mapped_column(default=0)
+    """The generation that the leader compared with the cluster; 0 before the first time."""
+    has_kueue: Mapped[bool | None] = mapped_column()
+    problems: Mapped[list[str]] = mapped_column(JSON)
+    """What the leader could not create, change or remove."""
+
+
+class WebhookRecord(RecordBase):
+    """A place that is told of jobs. `secret`: encrypted; see jobs.secrets."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (Index("ix_webhooks_cluster_id_tenant_id", "cluster_id", "tenant_id"),)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    cluster_id: Mapped[str] = mapped_column(String(63))
+    tenant_id: Mapped[str] = mapped_column(String(63))
+    url: Mapped[str] = mapped_column(String(1024))
+    secret: Mapped[str] = mapped_column(Text)
+    events: Mapped[list[str]] = mapped_column(JSON)
+    job_types: Mapped[list[str]] = mapped_column(JSON)
+    labels: Mapped[dict[str, str]] = mapped_column(JSON)
+    created_by: Mapped[str] = mapped_column(String(256))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class DeliveryRecord(RecordBase):
+    """One event for one webhook, written with the event itself. Without `next_at` nothing is tried any more."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        Index("ix_deliveries_next_at", "next_at"),
+        Index("ix_deliveries_webhook_id_created_at", "webhook_id", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str] = mapped_column(String(36))
+    event: Mapped[str] = mapped_column(String(32))
+    payload: Mapped[dict[str, Any]] = mapped_column(JSON)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    next_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    attempts: Mapped[int] = mapped_column(default=0)
+    status: Mapped[int | None] = mapped_column()
+    """HTTP status of the last answer."""
+    told: Mapped[str] = mapped_column(Text, default="")
+    """Why the last attempt failed."""
+    delivered_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class AuditRecord(RecordBase):
+    """One decision about a request: who asked for what, and the answer."""
+
+    __tablename__ = "audit"
+    __table_args__ = (
+        Index("ix_audit_tenant_id_id", "tenant_id", "id"),
+        Index("ix_audit_resource_id", "resource_id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    at: Mapped[datetime] = mapped_column(UtcTime)
+    user: Mapped[str] = mapped_column(String(256))
+    action: Mapped[str] = mapped_column(String(64))
+    answer: Mapped[str] = mapped_column(String(16))
+    resource_type: Mapped[str] = mapped_column(String(16))
+    resource_id: Mapped[str] = mapped_column(String(64))
+    tenant_id: Mapped[str] = mapped_column(String(63))
+    project_id: Mapped[str | None] = mapped_column(String(63))
+    job_type: Mapped[str | None] = mapped_column(String(16))
+    source_type: Mapped[str | None] = mapped_column(String(16))
+    source_id: Mapped[str | None] = mapped_column(String(63))
+    extra: Mapped[dict[str, Any]] = mapped_column(JSON)

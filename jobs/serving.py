@@ -6,35 +6,69 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from atoll.api import names
+from atoll.jobs.costs.prices import PriceTable
+from atoll.jobs.settings import RenderSettings
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
+from atoll.kube.mirror import ClusterMirror
+from atoll.ml.policy import MlPolicy
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
-from atoll.service.http import add_health, application, serve
+from atoll.service.http import add_health, application, in_url, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import supervise
 from atoll.service.tls import TlsFiles, server_context
-from jobs.api import ApiParts, build_api
+from jobs.accounting import GpuAccounting
+from jobs.api import build_api
+from jobs.api_parts import ApiParts
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
 from jobs.cluster import JobCluster
-from jobs.database import opened
+from jobs.database import Database, opened
 from jobs.following import JobFollower
+from jobs.limits import UserLimits
 from jobs.listener import serving
+from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
 from jobs.pod_logs import PodLogs
+from jobs.queue_cluster import QueueCluster
+from jobs.queue_keeper import QueueKeeper
 from jobs.reconciler import JobReconciler
-from jobs.settings import EVERYTHING, JobServiceSettings, access_rules, render_settings
+from jobs.secrets import SecretBox
+from jobs.settings import EVERYTHING, AccessRules, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
+from jobs.webhook_sender import WebhookSender
 
 log = structlog.get_logger(__name__)
 
 LEASE: Final = "atoll-jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What the files of the settings say."""
+
+    rules: AccessRules
+    rendering: RenderSettings
+    prices: PriceTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What runs beside the API; the mirror in every replica, so that a new leader needs no list."""
+
+    follower: JobFollower
+    keeper: QueueKeeper
+    accounting: GpuAccounting
+    mirror: ClusterMirror
+    leader: LeaderElector
 
 
 async def serve_jobs(settings: JobServiceSettings) -> None:
@@ -42,70 +76,122 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
     listens, and an ExceptionGroup if a part of the process fails."""
     clock, metrics = SystemClock(), Metrics("jobs")
     rules = EVERYTHING if settings.access is None else access_rules(settings.access)
-    rendering = render_settings(settings.render)
-    context = _tls(settings, clock)
+    files = _Files(rules, render_settings(settings.render), price_table(settings.prices))
+    context, secrets_of_webhooks = _tls(settings, clock), SecretBox.of(settings.secret_key)
     database = opened(settings.database.get_secret_value())
     try:
         async with await ApiClient.connect(settings.kubeconfig, user_agent="atoll-jobs") as client:
             count_calls(metrics, client)
             own_id = await database.write(lambda session: service_id(session, clock.now()))
-            leader = _elector(client, clock)
-            cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
-            follower = JobFollower(
-                client,
-                database,
-                JobReconciler(database, cluster, rendering, clock),
-                clock,
-                cluster=settings.cluster,
-                service_id=own_id,
-                workers=settings.workers,
-                resync_seconds=settings.resync_seconds,
-            )
-            register_watch_metrics(metrics, follower.reflectors)
-            metrics.gauge_of(
-                "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
-            )
-            metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(follower.queue)))
+            service = _working(settings, files, client, database, clock, own_id)
+            audit = AuditTrail(database, clock)
+            hosts = MlPolicy(hosts=settings.webhook_hosts)
+            sender = WebhookSender(database, secrets_of_webhooks, clock, cluster=settings.cluster, policy=hosts)
+            _register(metrics, service)
+            leader, follower = service.leader, service.follower
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
-                rules=rules,
+                rules=files.rules,
                 settings=settings,
-                rendering=rendering,
+                rendering=files.rendering,
+                prices=files.prices,
+                secrets=secrets_of_webhooks,
+                audit=audit,
+                limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
                 logs=PodLogs(client),
+                queues=QueueCluster(client),
+                service_id=own_id,
                 now=clock.now,
                 wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
             )
-            await _run(settings, parts, follower, leader, metrics, context)
+            await _run(settings, parts, service, sender, metrics, context)
     finally:
         database.close()
+
+
+def _working(
+    settings: JobServiceSettings, files: _Files, client: ApiClient, database: Database, clock: Clock, own_id: str
+) -> _Running:
+    """Return what looks after jobs, queues and GPU time; each writes to the cluster only while this process leads."""
+    leader, rendering = _elector(client, clock), files.rendering
+    cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
+    follower = JobFollower(
+        client,
+        database,
+        JobReconciler(database, cluster, rendering, clock),
+        clock,
+        cluster=settings.cluster,
+        service_id=own_id,
+        workers=settings.workers,
+        resync_seconds=settings.resync_seconds,
+    )
+    mirror = ClusterMirror(client, clock)
+    accounting = GpuAccounting(
+        mirror,
+        database,
+        clock,
+        cluster=settings.cluster,
+        prices=files.prices,
+        spot=rendering.spot_tolerations,
+        tenant_of=settings.tenant_of,
+        wake=follower.queue.add,
+    )
+    keeper = QueueKeeper(
+        database,
+        QueueCluster(client, may_write=lambda: leader.is_leader),
+        rendering,
+        clock,
+        cluster=settings.cluster,
+        service_id=own_id,
+    )
+    return _Running(follower, keeper, accounting, mirror, leader)
+
+
+def _register(metrics: Metrics, service: _Running) -> None:
+    leader, queue = service.leader, service.follower.queue
+    service.accounting.register(metrics)
+    register_watch_metrics(metrics, service.follower.reflectors)
+    metrics.gauge_of(
+        "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
+    )
+    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(queue)))
 
 
 async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
-    follower: JobFollower,
-    leader: LeaderElector,
+    service: _Running,
+    sender: WebhookSender,
     metrics: Metrics,
     context: ssl.SSLContext | None,
 ) -> None:
     health = application()
-    checks = {"resync": lambda: (follower.last_resync_error or None) if leader.is_leader else None}
+    checks = {"resync": lambda: (service.follower.last_resync_error or None) if service.leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
     async with serving(build_api(parts), settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
-        log.info("Serving", url=f"{scheme}://{settings.host}:{port}", cluster=settings.cluster)
+        log.info("Serving", url=f"{scheme}://{in_url(settings.host)}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
-            lead=_lead_term_by_term(leader, follower),
+            mirror=service.mirror.run(),
+            audit=parts.audit.run(),
+            lead=_lead_term_by_term(service, sender),
         )
 
 
-async def _lead_term_by_term(leader: LeaderElector, follower: JobFollower) -> None:
-    """Reconcile jobs while this process leads; wait again after leadership is lost."""
+async def _lead_term_by_term(service: _Running, sender: WebhookSender) -> None:
+    """Reconcile jobs and queues, and record GPU time, while this process leads; wait again after leadership is lost."""
     while True:
         try:
-            await leader.lead(lambda _term: follower.run())
+            await service.leader.lead(
+                lambda _term: supervise(
+                    jobs=service.follower.run(),
+                    queues=service.keeper.run(),
+                    accounting=service.accounting.run(),
+                    webhooks=sender.run(),
+                )
+            )
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
 
@@ -119,7 +205,17 @@ def _authenticator(settings: JobServiceSettings, client: ApiClient, clock: Clock
     if settings.insecure_local:
         log.warning("Authentication is off: everybody who can connect may do everything", host=settings.host)
         return LocalUser()
-    return TokenReviewer(client, audience=settings.audience, now=clock.monotonic_seconds)
+    reviewer = TokenReviewer(client, audience=settings.audience, now=clock.monotonic_seconds)
+    if not settings.oidc_issuer:
+        return reviewer
+    issuer = OidcIssuer(
+        settings.oidc_issuer,
+        settings.oidc_audience,
+        settings.oidc_user_claim,
+        settings.oidc_groups_claim,
+        settings.oidc_prefix,
+    )
+    return OidcTokens(issuer, reviewer, fetch=fetch_json, now=clock.monotonic_seconds)
 
 
 def _tls(settings: JobServiceSettings, clock: Clock) -> ssl.SSLContext | None:

@@ -9,6 +9,7 @@ from typing import Annotated, Self, TypeVar
 import yaml
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.settings import RenderSettings
 from atoll.service.errors import SettingsError
@@ -42,8 +43,28 @@ class JobServiceSettings(Settings):
     """Require no token and let everybody who can connect do everything; only on loopback, for trying it out."""
     audience: str = ""
     """Required audience of tokens; empty means the API server's own audience."""
+    oidc_issuer: str = ""
+    """URL of an OpenID Connect issuer whose ID tokens are taken as well; empty means none."""
+    oidc_audience: str = ""
+    """Required audience of these tokens: the client id of this service at the issuer."""
+    oidc_user_claim: str = "email"
+    """Claim with the user's name."""
+    oidc_groups_claim: str = "groups"
+    """Claim with the user's groups."""
+    oidc_prefix: Annotated[str, Field(min_length=1, max_length=32)] = "oidc:"
+    """Stands before the names and groups of these tokens in the access file."""
+    requests_per_second: Annotated[float, Field(gt=0, le=10_000)] = 20.0
+    """Requests that one user may send, on average."""
+    requests_burst: Annotated[int, Field(ge=1, le=100_000)] = 200
+    """Requests that one user may send at once."""
     render: Path | None = None
     """YAML file that says how jobs become objects, as `atoll job --settings` takes it."""
+    prices: Path | None = None
+    """YAML file with the prices of GPUs; without it nothing has a price, and GPU time is recorded all the same."""
+    secret_key: Path | None = None
+    """File with the key that encrypts the secrets of webhooks; without it there are no webhooks."""
+    webhook_hosts: tuple[str, ...] = ()
+    """Hosts that webhooks may lead to although they are not public."""
     host: str = "127.0.0.1"
     """Address of the API; beyond loopback it needs a certificate."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8090
@@ -53,7 +74,7 @@ class JobServiceSettings(Settings):
     key: Path | None = None
     """PEM file with its key."""
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics, plain HTTP."""
+    """Address of /livez, /readyz and /metrics, plain HTTP; `*` means every address, IPv4 and IPv6."""
     health_port: Annotated[int, Field(ge=0, le=65_535)] = 8091
     """Port of /livez, /readyz and /metrics."""
     resync_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300.0
@@ -74,6 +95,8 @@ class JobServiceSettings(Settings):
             raise ValueError(f"insecure_local is for loopback alone, and host is {self.host}")
         if self.insecure_local == (self.access is not None):
             raise ValueError("give access, a file with rules, or insecure_local to try it out alone; one of both")
+        if self.oidc_issuer and not (self.oidc_issuer.startswith("https://") and self.oidc_audience):
+            raise ValueError("oidc_issuer must be an https URL, and needs oidc_audience")
         if self.namespace.count(TENANT_PLACE) > 1 or "{" in self.namespace.replace(TENANT_PLACE, ""):
             raise ValueError("namespace may have {tenant} in it once, and no other braces")
         return self
@@ -81,6 +104,13 @@ class JobServiceSettings(Settings):
     def namespace_of(self, tenant: str) -> str:
         """Return the namespace of a tenant's jobs."""
         return self.namespace.replace(TENANT_PLACE, tenant)
+
+    def tenant_of(self, namespace: str) -> str:
+        """Return the tenant whose jobs are in a namespace; empty for a namespace of nobody."""
+        before, place, after = self.namespace.partition(TENANT_PLACE)
+        is_fitting = place and namespace.startswith(before) and namespace.endswith(after)
+        tenant = namespace[len(before) : len(namespace) - len(after)] if is_fitting else ""
+        return tenant if tenant and self.namespace_of(tenant) == namespace else ""
 
 
 class AccessRule(Settings):
@@ -131,6 +161,11 @@ def access_rules(file: Path) -> AccessRules:
 def render_settings(file: Path | None) -> RenderSettings:
     """Read the render settings. Raises SettingsError."""
     return RenderSettings() if file is None else _read(file, RenderSettings, "render file")
+
+
+def price_table(file: Path | None) -> PriceTable:
+    """Read the price table. Raises SettingsError."""
+    return PriceTable() if file is None else _read(file, PriceTable, "price table")
 
 
 def _read(file: Path, model: type[M], what: str) -> M:

@@ -17,16 +17,23 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
+from atoll.jobs.costs.estimates import CostEstimate
+from atoll.jobs.costs.prices import MICROS
 from atoll.jobs.model import Job
 from atoll.jobs.retries import bounded
-from atoll.jobs.states import ENDED, FIRST, JobState, JobStep, step
-from jobs.errors import JobUnknown, KeyReused, NameTaken, RecordChanged
+from atoll.jobs.states import ENDED, FIRST, IN_CLUSTER, IllegalStep, JobState, JobStep, step
+from jobs.errors import JobUnknown, KeyReused, NameTaken, NotPaused, RecordChanged
 from jobs.records import JobEventRecord, JobRecord, ServiceRecord
+from jobs.webhook_store import queue_deliveries
 
 PAGE_SIZE_MAX: Final = 200
 HISTORY_READ_MAX: Final = 32
 CREATE: Final = "create"
 CANCEL_ASKED: Final = "ask to cancel"
+PAUSE_ASKED: Final = "ask to pause"
+RESUMED: Final = "resume"
+BUDGET_SPENT: Final = "budget"
+PAUSABLE: Final = frozenset({FIRST, *IN_CLUSTER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class NewJob:
     namespace: str
     created_by: str
     idempotency_key: str | None
+    queue_name: str | None = None
+    estimate: CostEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,9 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         document=new.job.model_dump(mode="json", exclude_unset=True),
         state=FIRST.value,
         message="",
+        estimate=estimate_document(new.estimate) if new.estimate is not None else None,
+        estimated_micros=new.estimate.micros if new.estimate is not None else None,
+        queue_name=new.queue_name,
         created_at=now,
         updated_at=now,
     )
@@ -110,6 +122,23 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         raise NameTaken(new.job.name, new.namespace) from error
     _note(session, record, CREATE, now=now, actor=new.created_by)
     return record, True
+
+
+def estimate_document(estimate: CostEstimate) -> dict[str, Any]:
+    """Return an estimate as it is stored and shown; money in US dollars."""
+
+    def usd(micros: int | None) -> float | None:
+        return None if micros is None else micros / MICROS
+
+    return {
+        "usd": usd(estimate.micros),
+        "usd_per_hour": usd(estimate.micros_per_hour),
+        "seconds": estimate.seconds,
+        "gpu_type": estimate.kind.gpu_type,
+        "gpu_count": estimate.kind.gpu_count,
+        "advice": estimate.advice,
+        "reasons": list(estimate.reasons),
+    }
 
 
 def digest_of(new: NewJob) -> str:
@@ -141,14 +170,15 @@ def get_job(session: Session, job_id: str) -> JobRecord:
 
 def list_jobs(session: Session, wanted: JobFilter, *, page: int, page_size: int) -> JobPage:
     """Return a page of jobs, newest first; pages count from 1."""
-    where = _conditions(wanted)
+    where = conditions_of(wanted)
     total = session.scalar(select(func.count()).select_from(JobRecord).where(*where)) or 0
     size = min(page_size, PAGE_SIZE_MAX)
     newest = select(JobRecord).where(*where).order_by(JobRecord.created_at.desc(), JobRecord.id.desc())
     return JobPage(session.scalars(newest.offset((page - 1) * size).limit(size)).all(), total)
 
 
-def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+def conditions_of(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    """Return what holds for the wanted jobs."""
     where: list[ColumnElement[bool]] = [JobRecord.cluster_id == wanted.cluster_id]
     if wanted.scopes is not None:
         seen: ColumnElement[bool] = JobRecord.id.is_(None)
@@ -185,9 +215,13 @@ def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
 
 
 def waiting_jobs(session: Session, cluster_id: str) -> Sequence[tuple[str, int]]:
-    """Return the jobs of a cluster that wait to be created or cancelled, with the version of each record. The leader
-    finds requests to other replicas here."""
-    asked = (JobRecord.state == FIRST.value) | JobRecord.cancel_requested_at.is_not(None)
+    """Return the jobs of a cluster that wait to be created, paused or cancelled, with the version of each record. The
+    leader finds requests to other replicas here."""
+    asked = (
+        (JobRecord.state == FIRST.value)
+        | JobRecord.cancel_requested_at.is_not(None)
+        | JobRecord.pause_requested_at.is_not(None)
+    )
     where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]), asked)
     return [
         (job_id, version) for job_id, version in session.execute(select(JobRecord.id, JobRecord.version).where(*where))
@@ -222,13 +256,14 @@ def take_step(
         record.started_at = now
     if following in ENDED:
         record.ended_at = now
-    if asked is JobStep.RETRY:
+    if asked in (JobStep.RETRY, JobStep.PAUSE):
         record.attempt += 1
-        record.workload_uid = record.started_at = record.ended_at = None
+        record.workload_uid = record.started_at = record.ended_at = record.actual_micros = None
     for field, value in (changes or {}).items():
         setattr(record, field, value)
     _flush(session, record)
     _note(session, record, asked.value, now=now, message=message, actor=actor)
+    queue_deliveries(session, record, now)
     return record
 
 
@@ -258,9 +293,51 @@ def ask_to_cancel(session: Session, job_id: str, *, now: datetime, actor: str) -
     return record
 
 
+def ask_to_pause(session: Session, job_id: str, *, now: datetime, actor: str, message: str = "") -> JobRecord:
+    """Record the request to pause a job; a repeated request changes nothing. Raises JobUnknown, IllegalStep."""
+    record = _locked(session, job_id)
+    if JobState(record.state) not in PAUSABLE:
+        raise IllegalStep(record.name, JobState(record.state), JobStep.PAUSE, _history(session, job_id))
+    if record.pause_requested_at is not None or record.cancel_requested_at is not None:
+        return record
+    record.pause_requested_at, record.pause_requested_by, record.updated_at = now, actor, now
+    record.message = bounded(message or f"paused by {actor}")
+    _flush(session, record)
+    _note(session, record, PAUSE_ASKED, now=now, message=message, actor=actor)
+    return record
+
+
+def resume_job(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
+    """Let a paused job go on: it is submitted again. Raises JobUnknown, NotPaused."""
+    record = _locked(session, job_id)
+    if record.pause_requested_at is None or record.state != FIRST:
+        raise NotPaused(record.name, record.state, is_pausing=record.pause_requested_at is not None)
+    record.pause_requested_at = record.pause_requested_by = None
+    record.message, record.updated_at = f"resumed by {actor}", now
+    _flush(session, record)
+    _note(session, record, RESUMED, now=now, actor=actor)
+    return record
+
+
+def note_change(
+    session: Session, record: JobRecord, what: str, *, now: datetime, actor: str, message: str = ""
+) -> None:
+    """Add an entry to a job's history that is no step."""
+    _note(session, record, what, now=now, message=message, actor=actor)
+
+
+def note_budget(session: Session, job_id: str, *, now: datetime, message: str, mark: str) -> None:
+    """Record that a budget was spent, and which. Raises JobUnknown."""
+    record = _locked(session, job_id)
+    record.budget_mark, record.updated_at = mark, now
+    _flush(session, record)
+    _note(session, record, BUDGET_SPENT, now=now, message=message)
+
+
 def retry_job(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
     """Retry a failed job at once, with its retry count reset. Raises JobUnknown, IllegalStep, NameTaken."""
-    changes = {"retry_count": 0, "not_before": None, "cancel_requested_at": None, "cancel_requested_by": None}
+    fresh = ("not_before", "cancel_requested_at", "cancel_requested_by", "pause_requested_at", "pause_requested_by")
+    changes = {"retry_count": 0, **dict.fromkeys(fresh)}
     try:
         with session.begin_nested():
             return take_step(

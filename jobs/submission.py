@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from atoll.jobs.documents import parse_job
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
+from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
+from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
-from atoll.jobs.words import DeploymentType, OwnerType
+from atoll.jobs.words import DeploymentType, OwnerType, Priority
 from atoll.ml.policy import MlPolicy
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
 from jobs.settings import JobServiceSettings
@@ -32,9 +34,15 @@ class Submission:
 
 
 def new_job_of(
-    submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, *, now_seconds: float
-) -> NewJob:
-    """Return the submitted job. Raises ApiRefusal."""
+    submission: Submission,
+    settings: JobServiceSettings,
+    rendering: RenderSettings,
+    queues: QueueFile | None,
+    *,
+    now_seconds: float,
+) -> tuple[NewJob, Needs]:
+    """Return the submitted job, and what it needs. `queues`: the cluster's file of queues, if one was applied. Raises
+    ApiRefusal."""
     job = _parsed(submission.body, rendering)
     caller = submission.caller
     for field, given in (("id", job.id), ("created_by", job.created_by)):
@@ -52,7 +60,7 @@ def new_job_of(
     key = _key(job, submission.key)
     placed = job.model_copy(update={"tenant_id": tenant, "namespace": namespace, "cluster_id": settings.cluster})
     try:
-        render(placed, rendering, now_seconds=now_seconds)
+        rendered = render(placed, rendering, now_seconds=now_seconds)
     except NodesUnknown as unknown:
         mistake = unknown.problem
         hint = "the service does not look at nodes: use ext_ml_node_selector, or `atoll job render --cluster`"
@@ -61,7 +69,11 @@ def new_job_of(
         ) from unknown
     except JobMistake as mistake_error:
         raise invalid((mistake_error.problem,)) from mistake_error
-    return NewJob(placed, settings.cluster, tenant, namespace, caller.name, key)
+    if rendered.needs.priority is Priority.CRITICAL:
+        check_critical(caller, JobOwnership(tenant, job.project_id, caller.name))
+    queue = _queue(placed, queues, tenant, rendered.needs.priority)
+    new = NewJob(placed, settings.cluster, tenant, namespace, caller.name, key, queue)
+    return new, rendered.needs
 
 
 def _parsed(body: bytes, rendering: RenderSettings) -> Job:
@@ -72,6 +84,21 @@ def _parsed(body: bytes, rendering: RenderSettings) -> Job:
     if parsed.document.value is None:
         refused.problem = refused.problem.model_copy(update={"status": 400, "title": "The body cannot be read"})
     raise refused
+
+
+def _queue(job: Job, queues: QueueFile | None, tenant: str, priority: Priority) -> str | None:
+    """Return the queue of a job that names none; refuse a name that is no queue of its tenant: it would wait for
+    ever."""
+    known = queues.tenant(tenant) if queues is not None else None
+    if known is None:
+        return None
+    if job.policy.queue_name is None:
+        return known.queue_for(critical=priority is Priority.CRITICAL).name
+    names = [queue.name for queue in known.queues]
+    if job.policy.queue_name not in names:
+        choice = f"name one of {', '.join(names)}, or remove it"
+        raise mistaken("policy.queue_name", job.policy.queue_name, f"is no queue of tenant {tenant}", choice)
+    return None
 
 
 def _tenant(job: Job, caller: JobCaller) -> str:
@@ -92,6 +119,13 @@ def _check_permission(caller: JobCaller, whose: JobOwnership, job: Job) -> None:
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", f"{caller.name} may not create jobs in {where}"))
     if job.owner_type is OwnerType.PLATFORM and not caller.is_operator:
         detail = f"{caller.name} may not create jobs of the platform: remove owner_type"
+        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
+
+
+def check_critical(caller: JobCaller, whose: JobOwnership) -> None:
+    """Refuse the priority that nothing preempts to whoever may not give it. Raises ApiRefusal."""
+    if decide(caller, JobPermission.CRITICAL, whose) is not AccessAnswer.ALLOWED:
+        detail = f"{caller.name} may not give jobs of tenant {whose.tenant} the priority critical: take high"
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
 
 

@@ -9,10 +9,23 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from atoll.jobs.costs.prices import MICROS
 from atoll.jobs.model import Job
 from atoll.jobs.states import JobState
 from atoll.jobs.words import JobType, SourceType
 from jobs.records import JobEventRecord, JobRecord
+
+
+class EstimateView(BaseModel):
+    """What a job was expected to cost when it was submitted."""
+
+    usd: Annotated[float | None, Field(description="US dollars; null if price or run time is not known")]
+    usd_per_hour: Annotated[float | None, Field(description="of all GPUs of the job")]
+    seconds: Annotated[int | None, Field(description="expected run time")]
+    gpu_type: str
+    gpu_count: Annotated[int, Field(description="GPUs at a time")]
+    advice: Annotated[str, Field(description="a cheaper GPU that would do; empty without one")]
+    reasons: Annotated[list[str], Field(description="where each figure comes from")]
 
 
 class JobView(BaseModel):
@@ -35,12 +48,16 @@ class JobView(BaseModel):
     not_before: Annotated[datetime | None, Field(description="when the pause before a retry ends")]
     cancel_requested_at: datetime | None
     cancel_requested_by: str | None
+    pause_requested_at: Annotated[datetime | None, Field(description="since when it is paused")]
+    pause_requested_by: str | None
     created_at: datetime
     updated_at: datetime
     started_at: Annotated[datetime | None, Field(description="when containers of this attempt started")]
     ended_at: datetime | None
     object_kind: Annotated[str, Field(description="kind of the object that runs the pods")]
     object_name: str
+    estimate: Annotated[EstimateView | None, Field(description="null for jobs of an older service")]
+    cost_usd: Annotated[float | None, Field(description="final cost; null until no GPU is held for the job")]
     queue_name: Annotated[str | None, Field(description="LocalQueue, if the cluster has Kueue")]
     job: Annotated[dict[str, Any], Field(description="the submitted job, word for word")]
 
@@ -75,8 +92,11 @@ class JobEventListView(BaseModel):
 
 def job_of(record: JobRecord) -> Job:
     """Return the job to render: the submitted one with the fields that the service sets."""
+    policy = record.document.get("policy") or {}
+    queue = {"policy": policy | {"queue_name": record.queue_name}} if record.queue_name is not None else {}
     return Job.model_validate(
         record.document
+        | queue
         | {
             "id": record.id,
             "namespace": record.namespace,
@@ -114,13 +134,17 @@ def view_of(record: JobRecord) -> JobView:
         not_before=record.not_before,
         cancel_requested_at=record.cancel_requested_at,
         cancel_requested_by=record.cancel_requested_by,
+        pause_requested_at=record.pause_requested_at,
+        pause_requested_by=record.pause_requested_by,
         created_at=record.created_at,
         updated_at=record.updated_at,
         started_at=record.started_at,
         ended_at=record.ended_at,
         object_kind="Deployment" if record.job_type == JobType.SERVICE else "Job",
         object_name=record.name,
-        queue_name=policy.get("queue_name") or f"tenant-{record.tenant_id}-queue",
+        estimate=EstimateView.model_validate(record.estimate) if record.estimate is not None else None,
+        cost_usd=None if record.actual_micros is None else record.actual_micros / MICROS,
+        queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
         job=record.document,
     )
 

@@ -23,6 +23,7 @@ REASONS = {
     "goes into an image of a training",
     "needs a container engine and a registry",
     "needs a machine that will never come back",
+    "a test of its own reloads a driver by it",
     "needs a machine set up by kubeadm",
     "needs a metrics server",
     "needs a node with NVIDIA's device plugin",

@@ -14,7 +14,9 @@ GANGS: Final = {
     "The pods of a gang start together": "test_of_two_gangs_that_fit_alone_one_runs_and_the_other_holds_nothing",
     "The annotation `gpu.scheduling/gang` of a pod": (
         "test_a_member_is_annotated_and_gated test_a_pod_belongs_to_one_gang test_ordinary_work_goes_on "
-        "test_a_member_that_asks_for_no_gpu_keeps_its_gang_waiting_and_is_named"
+        "test_a_member_that_asks_for_no_gpu_keeps_its_gang_waiting_and_is_named "
+        "test_a_launcher_without_gpus_starts_with_its_workers_and_holds_no_lease "
+        "test_a_launcher_leaves_the_topology_only_if_nothing_keeps_it"
     ),
     "- **Pod set** of a pod": (
         "test_pod_sets_by_annotation_and_by_owners_labels test_a_pod_of_no_pod_set_stays_gated_and_is_counted"
@@ -35,6 +37,7 @@ GANGS: Final = {
         "test_owners_that_make_members_late_need_only_the_first "
         "test_extra_members_are_placed_as_soon_as_the_base_is_admitted"
     ),
+    "- **StatefulSets** create a pod": "test_a_gang_of_a_stateful_set_says_that_its_pods_come_one_by_one",
     "A **group** is a leader": (
         "test_a_leader_lies_in_the_rack_of_its_workers_where_they_are_a_group test_a_leader_goes_where_its_workers_go "
         "test_fields_that_nobody_could_honour_are_refused test_a_group_stays_in_its_domain "

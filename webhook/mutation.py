@@ -61,11 +61,11 @@ def mutate(
 
 def complete(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Mutation | Denial:
     """Refuse what could not be kept, and add what is missing; for a pod, and for the template of pods alike."""
-    for rule in RULES:
+    for rule in RULES if demand.resource else RULES_WITHOUT_GPUS:
         denial = rule(pod, demand)
         if denial is not None:
             return denial
-    counts = count_gpus(pod, demand=demand)
+    counts = count_gpus(pod, demand=demand) if demand.resource else ()
     if isinstance(counts, Denial):
         return counts
     return Mutation(
@@ -74,7 +74,7 @@ def complete(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -
             *keep_node(pod, gang=demand.gang, choice=defaults.keep_nodes),
             *inject_gate(pod, gang=demand.gang),
             *counts,
-            *_inject(pod, demand=demand),
+            *(_inject(pod, demand=demand) if demand.resource else ()),
         ),
         warnings=(*_unknown(pod), *_warn(pod, demand=demand, defaults=defaults)),
     )
@@ -116,7 +116,8 @@ def _unknown(pod: AdmittedPod) -> Iterator[str]:
 def _shape(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Iterator[dict[str, Any]]:
     if pod.spec.scheduler_name != names.SCHEDULER_NAME:
         yield add_op(pointer("spec", "schedulerName"), names.SCHEDULER_NAME)
-    if defaults.inject_runtime_class and demand.vendor is Vendor.NVIDIA and not pod.spec.runtime_class_name:
+    is_nvidia = demand.resource and demand.vendor is Vendor.NVIDIA
+    if defaults.inject_runtime_class and is_nvidia and not pod.spec.runtime_class_name:
         yield add_op(pointer("spec", "runtimeClassName"), names.RUNTIME_CLASS)
 
 
@@ -127,6 +128,12 @@ def _inject(pod: AdmittedPod, *, demand: ResolvedRequest) -> Iterator[dict[str, 
 
 def _warn(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Iterator[str]:
     runtime_class = pod.spec.runtime_class_name
+    if not demand.resource:
+        yield (
+            f"the pod is a member of gang {demand.gang!r} without GPUs; if it needs some, name a GpuClaim in the "
+            f"annotation {names.CLAIM}, or ask for {names.GPU_RESOURCE}"
+        )
+        return
     if (
         defaults.inject_runtime_class
         and demand.vendor is Vendor.NVIDIA
@@ -141,7 +148,11 @@ def _warn(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> I
 
 
 def _refuse_unclaimed_class(pod: AdmittedPod, *, user: User) -> Denial | None:
-    if pod.spec.runtime_class_name != names.RUNTIME_CLASS or is_mirror(pod, user=user):
+    return None if is_mirror(pod, user=user) else _refuse_class(pod, None)
+
+
+def _refuse_class(pod: AdmittedPod, _demand: ResolvedRequest | None) -> Denial | None:
+    if pod.spec.runtime_class_name != names.RUNTIME_CLASS:
         return None
     return Denial(
         f"runtimeClassName {names.RUNTIME_CLASS} is for pods that ask Atoll for GPUs; "
@@ -221,6 +232,15 @@ def _refuse_mounts(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     return None
 
 
+def _refuse_device_annotations(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
+    key = next((key for key in pod.annotations if key.startswith(names.CDI_PREFIX)), None)
+    if key is None:
+        return None
+    return Denial(
+        f"annotation {key[:120]} asks the container runtime for devices past Atoll's choice; remove it from the pod"
+    )
+
+
 def _clean_path(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
@@ -242,6 +262,14 @@ RULES: Final[tuple[Rule, ...]] = (
     _refuse_foreign_resources,
     _refuse_runtime_class,
     _refuse_mounts,
+    _refuse_device_annotations,
     _refuse_variables,
 )
 """Asked in this order; the first refusal is the answer."""
+RULES_WITHOUT_GPUS: Final[tuple[Rule, ...]] = (
+    _refuse_size,
+    _refuse_scheduler,
+    _refuse_node_name,
+    _refuse_class,
+)
+"""Asked instead of a member of a gang that needs no GPUs."""

@@ -55,6 +55,7 @@ class ResolvedRequest:
     count: int | None = None
     """What the claim says; None without a claim, when the containers' own sum decides."""
     resource: str = names.GPU_RESOURCE
+    """What its containers count; empty for a member of a gang that needs no GPUs."""
     vendor: Vendor = Vendor.NVIDIA
     gang: str = ""
     """The GpuGang that the pod belongs to; empty for none."""
@@ -64,7 +65,7 @@ class ResolvedRequest:
     @property
     def is_mig(self) -> bool:
         """True when MIG instances are counted instead of whole GPUs."""
-        return self.resource != names.GPU_RESOURCE
+        return self.resource not in {names.GPU_RESOURCE, ""}
 
 
 def concerns_atoll(pod: AdmittedPod) -> bool:
@@ -90,8 +91,10 @@ def resolve_request(
     """Resolve what the pod asks for; `claim` is the lookup of the name that `claim_name_of` gave, None without one."""
     if claim is None:
         gang = gang_of(pod, None)
-        by_index = defaults.visible_devices is VisibleDevices.INDEX
-        return gang if isinstance(gang, Denial) else ResolvedRequest(gang=gang, by_index=by_index)
+        if isinstance(gang, Denial):
+            return gang
+        resource = "" if gang and not atoll_resources(pod) else names.GPU_RESOURCE
+        return ResolvedRequest(resource=resource, gang=gang, by_index=defaults.visible_devices is VisibleDevices.INDEX)
     name = pod.annotations[names.CLAIM]
     if not isinstance(claim, GpuClaim):
         return _refuse_lookup(claim, name=name, namespace=namespace)

@@ -12,14 +12,14 @@ class WebhookSettings(Settings):
 
     kubeconfig: Path | None = None
     """Kubeconfig of the API server; the pod's own account when absent."""
-    host: str = "0.0.0.0"  # noqa: S104 - the API server calls from outside; TLS, and an answer gives nothing away but claims
-    """Address to serve reviews on."""
+    host: str = "*"
+    """Address to serve reviews on; `*` means every address, IPv4 and IPv6."""
     port: int = 8443
     """Port to serve reviews on, always TLS with the certificate of the Secret atoll-webhook-tls."""
     client_ca: Path | None = None
     """CA that must have signed the API server's client certificate; without it any client may ask."""
     health_host: str = "127.0.0.1"
-    """Address of /livez, /readyz and /metrics, plain HTTP."""
+    """Address of /livez, /readyz and /metrics, plain HTTP; `*` means every address, IPv4 and IPv6."""
     health_port: int = 8081
     """Port of /livez, /readyz and /metrics."""
     visible_devices: VisibleDevices = VisibleDevices.UUID

@@ -47,6 +47,12 @@ def refuse_variables(container: AdmittedContainer, *, demand: ResolvedRequest) -
     """Refuse a container that chooses its GPUs itself; Atoll's own references, left by an earlier round, are fine."""
     own = variables_for(container.name, demand=demand)
     for variable in container.env or ():
+        is_off = variable.value_from is None and variable.value in names.VARIABLES_OFF
+        if variable.name in names.DRIVER_DEVICE_VARIABLES and not is_off:
+            return Denial(
+                f"container {container.name!r} sets {variable.name}, which gives it devices of the whole machine "
+                "and not of its GPUs alone: remove it from env"
+            )
         is_chooser = variable.name in names.VISIBLE_DEVICES_VARIABLES or variable.name in own
         if is_chooser and not _equals(variable, own.get(variable.name)):
             return Denial(

@@ -6,9 +6,11 @@ a newer peer may know more fields.
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
+
+from atoll.api.kept import kept_annotations, kept_labels
 
 LabelText = Annotated[str, Field(max_length=253)]
 ShortText = Annotated[str, Field(max_length=1024)]
@@ -36,6 +38,19 @@ class ObjectMeta(Model):
     annotations: dict[str, str] = {}
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _keep_labels(cls, given: object) -> object:
+        return kept_labels(given) if isinstance(given, dict) else given
+
+    @field_validator("annotations", mode="before")
+    @classmethod
+    def _keep_annotations(cls, given: object) -> object:
+        """Leave out what nobody reads, as atoll.cluster.objects does; what is no mapping of texts is refused later."""
+        if not isinstance(given, dict) or not all(isinstance(one, str) for row in given.items() for one in row):
+            return given
+        return kept_annotations(given)[0]
 
 
 class Condition(Model):

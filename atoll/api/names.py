@@ -10,9 +10,9 @@ VERSION: Final = "v1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 SYSTEM_NAMESPACE: Final = "atoll-system"
-"""Namespace of Atoll's parts and of the GPU Leases."""
+"""Namespace of Atoll's other parts and of the GPU Leases."""
 HEARTBEAT_NAMESPACE: Final = "atoll-nodes"
-"""Namespace of the agents' heartbeat Leases, one per node, named like the node."""
+"""Namespace of the agents and of their heartbeat Leases, one per node, named like the node."""
 
 SCHEDULER_NAME: Final = "gpu-scheduler"
 DEFAULT_SCHEDULER_NAME: Final = "default-scheduler"
@@ -62,6 +62,8 @@ DRIVER_RELEASED: Final = "released"
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on a static pod's mirror; only kubelets may set it."""
+STATIC_POD_UID: Final = "kubernetes.io/config.hash"
+"""On such a mirror: the uid that the kubelet and the container runtime use for the pod."""
 
 GANG_GATE: Final = "gpu.scheduling/gang-admission"
 GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
@@ -92,6 +94,19 @@ VISIBLE_DEVICES_VARIABLES: Final = (
     GPU_DEVICE_ORDINAL,
 )
 """A claimed pod may not set any of these itself."""
+DRIVER_DEVICE_VARIABLES: Final = (
+    "NVIDIA_NVSWITCH",
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+)
+"""By these NVIDIA's runtime gives a container devices of the whole machine: its switches, memory of other nodes' pods,
+the partition of GPUs. A claim gives none of them."""
+VARIABLES_OFF: Final = ("", "void", "none", "disabled")
+"""Values with which a variable gives nothing."""
+CDI_PREFIX: Final = "cdi.k8s.io/"
+"""Annotations with this prefix name devices, which some runtimes add to the containers."""
 
 # Labels and annotations on GPU Leases. Identity is in annotations, because label values end at 63 characters.
 LEASE_KIND_LABEL: Final = "gpu.scheduling/lease"
@@ -272,7 +287,6 @@ REJECT_RESERVATION_FOREIGN: Final = "pod may not use its GpuReservation"
 REJECT_RESERVATION_EARLY: Final = "GpuReservation of the pod has not begun"
 REJECT_RESERVATION_OVER: Final = "GpuReservation of the pod is over"
 REJECT_RESERVATION_SMALL: Final = "GpuReservation of the pod is smaller than the pod"
-REJECT_RESERVATION_GANG: Final = "a gang cannot use a GpuReservation yet"
 REJECT_RESERVATION_ELSEWHERE: Final = "GpuReservation of the pod has nothing here"
 REJECT_REFUSED: Final = "kubelets refused the last pods of this owner, the next waits a while"
 REJECT_FABRIC: Final = "NVLink fabric of the node is not ready"

@@ -5,6 +5,7 @@ One codec, so that everybody reads what bind writes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from atoll.api import names
 from atoll.cluster.errors import MalformedValue
@@ -83,6 +84,11 @@ def allocation_annotations(allocation: Allocation, containers: tuple[ContainerDe
 def annotations_bytes(annotations: Mapping[str, str]) -> int:
     """Return what annotations count against `ANNOTATIONS_BYTES_MAX`."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+
+
+def pod_annotations_bytes(pod: Pod, added: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Return what a pod's annotations count, with those added and those that Atoll does not keep."""
+    return annotations_bytes({**pod.metadata.annotations, **added}) + pod.metadata.other_annotations_bytes
 
 
 def bound_allocation(pod: Pod) -> Allocation | None:

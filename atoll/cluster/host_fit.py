@@ -10,6 +10,7 @@ preferred pod affinity are left to kube-scheduler. A node that is not Ready is r
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -152,9 +153,15 @@ def preference(pod: Pod, node: Node) -> int:
     return liked - _DISLIKED * sum(taint.effect == "PreferNoSchedule" for taint in untolerated(pod, node))
 
 
-def untolerated(pod: Pod, node: Node) -> list[Taint]:
+def untolerated(pod: Pod, node: Node) -> tuple[Taint, ...]:
     """Return the node's taints that the pod does not endure."""
-    return [taint for taint in node.spec.taints if not tolerates(pod.spec.tolerations, taint)]
+    return _untolerated(pod.spec.tolerations, node.spec.taints) if node.spec.taints else ()
+
+
+@lru_cache(maxsize=1024)
+def _untolerated(tolerations: tuple[Toleration, ...], taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
+    """The nodes of a cluster have few different sets of taints."""
+    return tuple(taint for taint in taints if not tolerates(tolerations, taint))
 
 
 def tells_state(taint: Taint) -> bool:

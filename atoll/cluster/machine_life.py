@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api import names
-from atoll.api.node_status import GoneMachine, GpuNodeStatus
+from atoll.api.node_status import GoneMachine, GpuNodeStatus, GpuNodeStatusReport
+from atoll.cluster.driver_hold import release_reason
 from atoll.cluster.objects import Node
 from atoll.cluster.reports import reason_of_the_past
 
@@ -28,6 +29,7 @@ class MachinePhase(StrEnum):
     JOINING = "joining"
     WORKING = "working"
     CORDONED = "cordoned"
+    DRIVER_RELEASED = "driver released"
     SILENT = "silent"
     REBOOTED = "rebooted"
     REPLACED = "replaced"
@@ -49,14 +51,21 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
     MachinePhase.JOINING: PhaseRules("none yet; nothing is placed", "kept", "the first report of its agent"),
     MachinePhase.WORKING: PhaseRules("counts", "freed on proof", "an event below"),
     MachinePhase.CORDONED: PhaseRules("counts; kube-scheduler places nothing", "freed on proof", "`kubectl uncordon`"),
+    MachinePhase.DRIVER_RELEASED: PhaseRules(
+        "its cards are unknown; nothing is placed; AtollDriverReleased after 2 hours",
+        "freed on proof",
+        "the label `gpu.scheduling/driver-hold` is removed, or the operator's upgrade ends",
+    ),
     MachinePhase.SILENT: PhaseRules(
         "kept; nothing is placed; AtollNodesSilent after 10 minutes", "kept, in doubt", "its agent's next heartbeat"
     ),
     MachinePhase.REBOOTED: PhaseRules(
-        "of the boot before; nothing is placed", "kept", "a report of this boot: cards that are gone leave it"
+        "of the boot before; nothing is placed; AtollReportsOld after 10 minutes",
+        "kept",
+        "a report of this boot: cards that are gone leave it",
     ),
     MachinePhase.REPLACED: PhaseRules(
-        "of an earlier Node; nothing is placed",
+        "of an earlier Node; nothing is placed; AtollReportsOld after 10 minutes",
         "kept, in doubt, unless a card or the boot shows that it is the same machine",
         "a report of this Node; `atoll node release` for the machine that was",
     ),
@@ -68,7 +77,9 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
         "kept, in doubt",
         "its Node comes back; `atoll node forget`",
     ),
-    MachinePhase.UNKNOWN: PhaseRules("none, no heartbeat, no Node", "kept, in doubt", "`atoll node forget`"),
+    MachinePhase.UNKNOWN: PhaseRules(
+        "none, no heartbeat, no Node; AtollMachinesGone after 2 hours", "kept, in doubt", "`atoll node forget`"
+    ),
 }
 
 
@@ -98,29 +109,48 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
         return past[why]
     if not facts.is_heard:
         return MachinePhase.SILENT
+    if release_reason(node):
+        return MachinePhase.DRIVER_RELEASED
     return MachinePhase.CORDONED if node.spec.unschedulable else MachinePhase.WORKING
 
 
 def declaration_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
     """Return the valid declaration that the machine with this Node's uid is gone for good; None if there is none, or
     something contradicts it."""
-    node, status = facts.node, facts.status
-    report = status.status if status is not None else None
-    is_its_own = report is not None and report.node_uid == node_uid
-    is_its_node = node is not None and node.metadata.uid == node_uid
-    if (is_its_node and kubelet_answers(node)) or (is_its_own and facts.is_heard):
+    if sign_of_life(node_uid, facts):
         return None
-    words = status.spec.gone if status is not None else ()
-    sequence = report.evidence.sequence if report is not None and is_its_own else 0
-    said = next((word for word in words if word.node_uid == node_uid and word.sequence >= sequence), None)
-    if said is None and is_its_node and node is not None and is_out_of_service(node):
+    node, status = facts.node, facts.status
+    sequence = sequence_of(node_uid, facts)
+    declarations = status.spec.gone if status is not None else ()
+    found = next((one for one in declarations if one.node_uid == node_uid and one.sequence >= sequence), None)
+    if found is None and node is not None and node.metadata.uid == node_uid and is_out_of_service(node):
         return GoneMachine(node_uid=node_uid, by=f"taint {OUT_OF_SERVICE}", reason="out of service")
-    return said
+    return found
 
 
-def kubelet_answers(node: Node | None) -> bool:
+def sign_of_life(node_uid: str, facts: MachineFacts) -> str:
+    """Return what shows that the machine with this Node's uid is not gone; empty if nothing does."""
+    if facts.node is not None and facts.node.metadata.uid == node_uid and _kubelet_answers(facts.node):
+        return "its kubelet answers: the Node is Ready"
+    if facts.is_heard and _report_of(node_uid, facts) is not None:
+        return "its agent is alive: the heartbeat is fresh"
+    return ""
+
+
+def sequence_of(node_uid: str, facts: MachineFacts) -> int:
+    """Return the sequence of the last report of the machine with this Node's uid; 0 without one."""
+    report = _report_of(node_uid, facts)
+    return report.evidence.sequence if report is not None else 0
+
+
+def _report_of(node_uid: str, facts: MachineFacts) -> GpuNodeStatusReport | None:
+    report = facts.status.status if facts.status is not None else None
+    return report if report is not None and report.node_uid == node_uid else None
+
+
+def _kubelet_answers(node: Node) -> bool:
     """Return whether the Node says True of Ready; `host_fit.is_ready` also takes a Node that says nothing for ready."""
-    return node is not None and any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
+    return any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
 
 
 def is_out_of_service(node: Node) -> bool:

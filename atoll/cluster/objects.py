@@ -9,6 +9,14 @@ from typing import Any
 
 import msgspec
 
+from atoll.api.kept import kept_annotations, kept_labels
+from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
+
+ENTRIES_MAX = 1024
+"""Entries kept of all lists and mappings of one large pod's spec, and of each list of its container statuses."""
+CONDITIONS_MAX = 64
+OWNERS_MAX = 16
+
 
 class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Who made the object."""
@@ -21,7 +29,10 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Identity and annotations of an object."""
+    """Identity of an object, and what Atoll reads of its labels and annotations.
+
+    other_annotations_bytes: size of the annotations that were left out; they count against the API server's limit.
+    """
 
     name: str
     namespace: str = ""
@@ -33,6 +44,15 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     owner_references: tuple[OwnerReference, ...] = ()
+    other_annotations_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Leave out what nobody reads: anybody who may label an object could fill every watcher's memory."""
+        set_field = msgspec.structs.force_setattr
+        set_field(self, "labels", kept_labels(self.labels))
+        kept, left_out_bytes = kept_annotations(self.annotations)
+        set_field(self, "annotations", kept)
+        set_field(self, "other_annotations_bytes", self.other_annotations_bytes + left_out_bytes)
 
 
 class Resources(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -340,7 +360,33 @@ class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
     metadata: HeartbeatMetadata
 
 
-decode_pod = msgspec.json.Decoder(Pod).decode
+_decode_whole_pod = msgspec.json.Decoder(Pod).decode
+
+
+def decode_pod(raw: bytes) -> Pod:
+    """Read a pod; of a large one only so much that no number of large pods fills the memory."""
+    pod = _decode_whole_pod(raw)
+    return pod if len(raw) <= LARGE_BYTES else _bounded(pod)
+
+
+def _bounded(pod: Pod) -> Pod:
+    """Return the pod without what makes it large. Statuses that are left out stand as a container that has not ended,
+    and conditions as a pod that goes on."""
+    status = {
+        name: first(getattr(pod.status, name), entries_max=ENTRIES_MAX, more=(ContainerStatus("more containers"),))
+        for name in ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
+    }
+    status["conditions"] = first(
+        pod.status.conditions, entries_max=CONDITIONS_MAX, more=(PodCondition("Ready", "Unknown"),)
+    )
+    owners = first(pod.metadata.owner_references, entries_max=OWNERS_MAX)
+    return Pod(
+        msgspec.structs.replace(pod.metadata, owner_references=owners),
+        first(pod.spec, entries_max=ENTRIES_MAX),
+        msgspec.structs.replace(pod.status, reason=pod.status.reason[:TEXT_MAX], **status),
+    )
+
+
 decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode

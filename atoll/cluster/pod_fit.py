@@ -8,21 +8,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from atoll.cluster.labels import selects
 from atoll.cluster.objects import LabelSelector, Node, Pod, PodAffinityTerm, Requirement
 from atoll.cluster.pods import is_terminal
 
 NEIGHBOURS: Final = "pod affinity"
+TERMS_MAX: Final = 32
+"""What the policy atoll-sizes allows a pod with GPUs. Of other pods further terms are left to kube-scheduler: each is
+compared with every waiting pod."""
 Domain = tuple[str, str]
 NamespaceLabels = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class PodNeighbours:
-    """forbidden: (label, value) of domains that the pod must keep out of. keys: labels that a node must have at all.
-    needed: domains of which a node must lie in all keys' one; None where the pod may be the first of its kind."""
+    """forbidden: values by label of the domains that the pod must keep out of. keys: labels that a node must have at
+    all. needed: domains of which a node must lie in all keys' one; None where the pod may be the first of its kind."""
 
-    forbidden: frozenset[Domain]
+    forbidden: Mapping[str, frozenset[str]]
     keys: tuple[str, ...]
     needed: frozenset[Domain] | None
 
@@ -30,22 +35,37 @@ class PodNeighbours:
     def of(
         cls, pod: Pod, nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]], labels: NamespaceLabels
     ) -> "PodNeighbours":
-        """Look at every running pod once."""
+        """Look at every running pod once, and compare terms once for all pods that are alike."""
         pro = affinity_terms(pod)
+        minds = minds_neighbours(pod)
         forbidden: set[Domain] = set()
         needed: set[Domain] = set()
+        verdicts: dict[tuple[str, bytes], tuple[list[PodAffinityTerm], bool]] = {}
         for node, other in _running(nodes, pods_by_node):
-            forbidden.update(_domains(_keeping_apart(pod, other, labels), node))
-            if pro and all(term_matches(term, of=pod, other=other, labels=labels) for term in pro):
+            theirs = anti_terms(other)
+            if not minds and not theirs:
+                continue
+            alike = (other.metadata.namespace, msgspec.json.encode((theirs, other.metadata.labels)))
+            if alike not in verdicts:
+                is_near = bool(pro) and all(term_matches(term, of=pod, other=other, labels=labels) for term in pro)
+                apart = {term.topology_key: term for term in _keeping_apart(pod, other, labels)}
+                verdicts[alike] = (list(apart.values()), is_near)
+            one_per_key, is_near = verdicts[alike]
+            forbidden.update(_domains(one_per_key, node))
+            if is_near:
                 needed.update(_domains(pro, node))
         is_first = not needed and all(term_matches(term, of=pod, other=pod, labels=labels) for term in pro)
         keys = tuple(term.topology_key for term in pro)
-        return cls(frozenset(forbidden), keys, None if is_first else frozenset(needed))
+        by_key: dict[str, set[str]] = {}
+        for key, value in forbidden:
+            by_key.setdefault(key, set()).add(value)
+        frozen = {key: frozenset(values) for key, values in by_key.items()}
+        return cls(frozen, keys, None if is_first else frozenset(needed))
 
     def refuse(self, node: Node) -> bool:
         """Tell whether the node lies in a forbidden domain or outside of a needed one."""
         labels = node.metadata.labels
-        if any(labels.get(key) == value for key, value in self.forbidden):
+        if any(labels.get(key) in values for key, values in self.forbidden.items()):
             return True
         return any(
             key not in labels or (self.needed is not None and (key, labels[key]) not in self.needed)
@@ -71,9 +91,9 @@ def _keeping_apart(pod: Pod, other: Pod, labels: NamespaceLabels) -> list[PodAff
 
 
 def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
-    """Return the pod's required anti-affinity."""
+    """Return the pod's required anti-affinity, of a pod without GPUs only the first terms."""
     anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
-    return anti.required_during_scheduling_ignored_during_execution if anti is not None else ()
+    return anti.required_during_scheduling_ignored_during_execution[:TERMS_MAX] if anti is not None else ()
 
 
 def affinity_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:

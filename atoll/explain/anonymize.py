@@ -18,7 +18,7 @@ from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import LEADER, WORKER
 from atoll.cluster.leases import lease_name
 from atoll.cluster.reports import BOOT_ID_LENGTH
-from atoll.explain.codec import FILLER, document_of, snapshot_of
+from atoll.explain.codec import document_of, snapshot_of
 from atoll.explain.snapshot import ClusterSnapshot
 
 KEPT_GROUPS: Final = ("kubernetes.io", "k8s.io", "x-k8s.io", names.GROUP, "nvidia.com", "amd.com")
@@ -155,7 +155,7 @@ class _Pseudonyms:
         for prefix in names.OWN_ANNOTATION_PREFIXES:
             if key.startswith(prefix):
                 return prefix + self.name(key.removeprefix(prefix))
-        return key if key == FILLER or _is_kept(key.rpartition("/")[0]) else self.name(key)
+        return key if _is_kept(key.rpartition("/")[0]) else self.name(key)
 
     def resource(self, resource: str) -> str:
         """Return the replacement of a counted resource; Kubernetes' own have no group."""
@@ -167,8 +167,6 @@ class _Pseudonyms:
 
     def entry(self, key: str, text: str) -> str:
         """Return the replacement of a label or annotation value."""
-        if key == FILLER:
-            return text
         if key in _ON_NODE:
             node, colon, ids = text.partition(":")
             return self.name(node) + colon + ids

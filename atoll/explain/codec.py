@@ -19,7 +19,7 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
-from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
+from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes, pod_annotations_bytes
 from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs import kueue_topology
@@ -31,8 +31,6 @@ from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
 BYTES_MAX: Final = 1 << 30
-FILLER: Final = "filler"
-"""Annotation that replaces foreign ones, if those are so large that the pod is refused."""
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass, PersistentVolume, PersistentVolumeClaim)
@@ -121,18 +119,18 @@ def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ..
 def _sized(pod: Pod, ranking: Collection[str]) -> Pod:
     """Leave out foreign annotations and labels, which may be private; keep their size if it matters, and keys that rank
     and place members of a gang."""
-    annotations = pod.metadata.annotations
-    own = {key: value for key, value in annotations.items() if _is_read(key) or key in ranking}
-    size_bytes = annotations_bytes(annotations)
-    if size_bytes > OTHER_BYTES_MAX:
-        own[FILLER] = "x" * max(0, size_bytes - annotations_bytes(own) - len(FILLER))
-    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=own))
+    own = {key: text for key, text in pod.metadata.annotations.items() if _is_read(key) or key in ranking}
+    size_bytes = pod_annotations_bytes(pod)
+    others_bytes = size_bytes - annotations_bytes(own) if size_bytes > OTHER_BYTES_MAX else 0
+    metadata = msgspec.structs.replace(pod.metadata, annotations=own, other_annotations_bytes=others_bytes)
+    return msgspec.structs.replace(pod, metadata=metadata)
 
 
 def _without_foreign(thing: T) -> T:
     """Leave out foreign annotations on any other object: `kubectl apply` writes the whole manifest there."""
     own = {key: value for key, value in thing.metadata.annotations.items() if _is_read(key)}
-    return msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, annotations=own))
+    metadata = msgspec.structs.replace(thing.metadata, annotations=own, other_annotations_bytes=0)
+    return msgspec.structs.replace(thing, metadata=metadata)
 
 
 def _index_labels(gangs: Iterable[GpuGang]) -> Iterator[str]:
@@ -145,7 +143,7 @@ def _index_labels(gangs: Iterable[GpuGang]) -> Iterator[str]:
 
 def _is_read(key: str) -> bool:
     group = key.partition("/")[0]
-    return group == names.GROUP or group.endswith(f".{names.GROUP}") or key in (names.MIRROR, FILLER)
+    return group == names.GROUP or group.endswith(f".{names.GROUP}") or key == names.MIRROR
 
 
 def _model(model: GpuClaim | GpuNodeStatus | GpuGang | Topology | GpuReservation) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from atoll.api import names
 from atoll.cluster import pods
-from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.gangs.membership import gang_key, has_gate
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.reservation_use import reservation_name
@@ -88,7 +88,6 @@ REMEDIES: Final = {
     names.REJECT_RESERVATION_FOREIGN: "add the pod's namespace or account to the GpuReservation",
     names.REJECT_RESERVATION_OVER: "create another GpuReservation, and create the pod again with its name",
     names.REJECT_RESERVATION_SMALL: "create a larger GpuReservation, or ask for fewer GPUs",
-    names.REJECT_RESERVATION_GANG: "create the pods without the annotation gpu.scheduling/reservation",
 }
 """What to do about a request that is refused before any node is examined."""
 
@@ -186,7 +185,7 @@ def _foreign_text(pod: Pod) -> str:
 
 
 def _settled(scene: IndexedSnapshot, pod: Pod) -> Explanation | None:
-    if not pods.is_gpu_pod(pod):
+    if not pods.is_gpu_pod(pod) and gang_key(pod) is None:
         text = f"asks for no GPU of Atoll: no annotation {names.CLAIM}, no resource {names.GPU_RESOURCE}"
         return _told(scene, pod, PodState.NO_GPUS, text + _foreign_text(pod))
     if pods.is_terminal(pod):
@@ -197,6 +196,10 @@ def _settled(scene: IndexedSnapshot, pod: Pod) -> Explanation | None:
         gpus = f"GPUs {','.join(map(str, ids))}" if ids else "no GPU of Atoll"
         text = f"runs on {pod.spec.node_name} with {gpus}"
         return _told(scene, pod, PodState.BOUND, text, node=pod.spec.node_name, device_ids=ids)
+    if not pods.is_gpu_pod(pod):
+        if has_gate(pod):
+            return _told(scene, pod, PodState.REFUSED, f"{names.REJECT_GANG}: {_gang_remedy(scene, pod)}")
+        return _told(scene, pod, PodState.NO_GPUS, "a member of a gang that needs no GPUs; kube-scheduler binds it")
     return None
 
 

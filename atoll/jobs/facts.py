@@ -6,7 +6,7 @@ in atoll.jobs.states.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -61,12 +61,30 @@ class WorkloadFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaFacts:
+    """Kueue's view of a job. `evicted`: why Kueue took its quota back; empty if it did not. `detail`: Kueue's message
+    about that, or about what the job waits for. `flavors`: kinds of machines that its quota is for."""
+
+    has_kueue: bool = True
+    evicted: str = ""
+    detail: str = ""
+    flavors: tuple[str, ...] = ()
+
+    @property
+    def granted(self) -> str:
+        """Return the quota of an admitted job in words; empty if nothing is known."""
+        if not self.has_kueue:
+            return "without quota: the cluster has no Kueue"
+        return f"Kueue reserved quota of {', '.join(self.flavors)}" if self.flavors else ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Everything observed about one job. `evicted`: why Kueue took its quota back; empty if it did not."""
+    """Everything observed about one job. `quota`: None if Kueue was not asked."""
 
     workload: WorkloadFacts | None
     pods: tuple[PodFacts, ...] = ()
-    evicted: str = ""
+    quota: QuotaFacts | None = None
 
 
 class JobPhase(StrEnum):
@@ -85,12 +103,13 @@ class JobPhase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class JobObservation:
     """Phase of a job in the cluster, and why. `spent`: the cluster has used up its own retries. `is_final`: no retry,
-    whatever the reason."""
+    whatever the reason. `granted`: the quota that it started with, in words."""
 
     phase: JobPhase
     reason: str = ""
     spent: bool = False
     is_final: bool = False
+    granted: str = ""
 
 
 def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
@@ -108,11 +127,13 @@ def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
     if workload.is_leaving:
         return JobObservation(JobPhase.GONE, f"its {workload.kind} is being deleted, and the service did not delete it")
     if _waits_for_quota(workload, facts.pods):
-        if facts.evicted == PREEMPTED_REASON:
-            return JobObservation(JobPhase.EVICTED, PREEMPTED_REASON)
-        return JobObservation(JobPhase.WAITS_FOR_QUOTA, _quota_reason(facts.evicted))
-    running = workload.ready if workload.ready is not None else _running(facts.pods)
-    waiting = _waiting(facts.pods)
+        return _without_quota(facts.quota or QuotaFacts())
+    return replace(_started(workload, facts.pods), granted=facts.quota.granted if facts.quota is not None else "")
+
+
+def _started(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> JobObservation:
+    running = workload.ready if workload.ready is not None else _running(pods)
+    waiting = _waiting(pods)
     if workload.wanted == 0:
         return JobObservation(JobPhase.RUNS, "runs with 0 replicas until a request arrives")
     if running >= (workload.wanted if workload.runs_whole else 1):
@@ -141,8 +162,20 @@ def _waits_for_quota(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> boo
     return bool(pods) and all(pod.is_gated for pod in pods)
 
 
-def _quota_reason(evicted: str) -> str:
-    return f"lost its quota: {evicted}" if evicted else "waits for quota"
+def _without_quota(quota: QuotaFacts) -> JobObservation:
+    """Return why Kueue holds the job back."""
+    if quota.evicted == PREEMPTED_REASON:
+        return JobObservation(JobPhase.EVICTED, _joined(PREEMPTED_REASON, quota.detail))
+    if quota.evicted:
+        return JobObservation(JobPhase.WAITS_FOR_QUOTA, _joined(f"lost its quota: {quota.evicted}", quota.detail))
+    if not quota.has_kueue:
+        told = "its Job is suspended, and the cluster has no Kueue that would resume it"
+        return JobObservation(JobPhase.WAITS_FOR_QUOTA, told)
+    return JobObservation(JobPhase.WAITS_FOR_QUOTA, _joined("waits for quota", quota.detail))
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(part for part in parts if part)
 
 
 def _running(pods: tuple[PodFacts, ...]) -> int:

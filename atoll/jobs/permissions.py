@@ -23,6 +23,9 @@ class JobPermission(StrEnum):
     RETRY = "retry"
     EXEC = "exec"
     PRIORITY = "priority"
+    """Change a job that waits or runs."""
+    CRITICAL = "critical"
+    """Give a job the priority that nothing preempts."""
 
 
 class TenantRole(StrEnum):
@@ -59,6 +62,7 @@ REACH: Final[Mapping[tuple[TenantRole, JobPermission], Reach]] = {
     (_R.MEMBER, _P.LOGS): Reach.ALL,
     (_R.VIEWER, _P.CREATE): Reach.NONE,
     (_R.MEMBER, _P.CREATE): Reach.ALL,
+    **{(role, _P.CRITICAL): Reach.NONE for role in (_R.VIEWER, _R.MEMBER)},
 }
 """Scope of each permission in each role. Creators keep their rights on their own jobs while they see the tenant."""
 

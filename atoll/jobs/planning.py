@@ -43,7 +43,8 @@ def plan_steps(
         planned.append(PlannedStep(JobStep.REQUEUE, "queued again"))
         state = JobState.QUEUED
     for one in steps_to(state, seen.phase):
-        planned.append(PlannedStep(one, bounded(seen.reason)))
+        told = seen.granted if one is JobStep.ADMIT and seen.granted else seen.reason
+        planned.append(PlannedStep(one, bounded(told)))
         state = step("", state, one)
     if seen.phase is JobPhase.FAILED:
         planned.append(_after_failure(history, seen, policy, now))

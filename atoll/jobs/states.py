@@ -16,7 +16,8 @@ class JobState(StrEnum):
     """State of a job."""
 
     PENDING = "pending"
-    """Recorded, but not in the cluster: waits for its start time, or for the pause before a retry."""
+    """Recorded, but not in the cluster: waits for its start time, for the pause before a retry, or for somebody to
+    resume it."""
     QUEUED = "queued"
     """Its objects are in the cluster and wait for quota."""
     ADMITTED = "admitted"
@@ -49,6 +50,8 @@ class JobStep(StrEnum):
     """Kueue evicted it for other jobs."""
     REQUEUE = "requeue"
     """A preempted job is queued again."""
+    PAUSE = "pause"
+    """A user or its budget paused it, and none of its objects is left in the cluster."""
     UNADMIT = "unadmit"
     """It lost its quota for another reason than preemption."""
     RETRY = "retry"
@@ -78,6 +81,7 @@ ROWS: Final = (
     StepRow(_S.QUEUED, _T.ADMIT, _S.ADMITTED),
     StepRow(_S.QUEUED, _T.PREEMPT, _S.PREEMPTED),
     StepRow(_S.QUEUED, _T.CANCEL, _S.CANCELLED),
+    StepRow(_S.QUEUED, _T.PAUSE, _S.PENDING),
     StepRow(_S.QUEUED, _T.EXPIRE, _S.FAILED),
     StepRow(_S.QUEUED, _T.VANISH, _S.FAILED),
     StepRow(_S.ADMITTED, _T.RUN, _S.RUNNING),
@@ -86,6 +90,7 @@ ROWS: Final = (
     StepRow(_S.ADMITTED, _T.UNADMIT, _S.QUEUED),
     StepRow(_S.ADMITTED, _T.RETRY, _S.PENDING),
     StepRow(_S.ADMITTED, _T.CANCEL, _S.CANCELLED),
+    StepRow(_S.ADMITTED, _T.PAUSE, _S.PENDING),
     StepRow(_S.ADMITTED, _T.EXPIRE, _S.FAILED),
     StepRow(_S.ADMITTED, _T.VANISH, _S.FAILED),
     StepRow(_S.RUNNING, _T.SUCCEED, _S.SUCCEEDED),
@@ -94,11 +99,13 @@ ROWS: Final = (
     StepRow(_S.RUNNING, _T.UNADMIT, _S.QUEUED),
     StepRow(_S.RUNNING, _T.RETRY, _S.PENDING),
     StepRow(_S.RUNNING, _T.CANCEL, _S.CANCELLED),
+    StepRow(_S.RUNNING, _T.PAUSE, _S.PENDING),
     StepRow(_S.RUNNING, _T.EXPIRE, _S.FAILED),
     StepRow(_S.RUNNING, _T.VANISH, _S.FAILED),
     StepRow(_S.PREEMPTED, _T.REQUEUE, _S.QUEUED),
     StepRow(_S.PREEMPTED, _T.FAIL, _S.FAILED),
     StepRow(_S.PREEMPTED, _T.CANCEL, _S.CANCELLED),
+    StepRow(_S.PREEMPTED, _T.PAUSE, _S.PENDING),
     StepRow(_S.PREEMPTED, _T.VANISH, _S.FAILED),
     StepRow(_S.FAILED, _T.RETRY, _S.PENDING),
 )
@@ -114,6 +121,7 @@ IN_CLUSTER: Final = frozenset({JobState.QUEUED, JobState.ADMITTED, JobState.RUNN
 REFUSALS: Final[Mapping[JobStep, str]] = {
     JobStep.CANCEL: "there is nothing left to cancel",
     JobStep.RETRY: "only a failed job can be retried",
+    JobStep.PAUSE: "only a job in the cluster can be paused",
 }
 """Requests of users, and why they are refused in a state without such a row."""
 HISTORY_SHOWN_MAX: Final = 8

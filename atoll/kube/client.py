@@ -25,6 +25,7 @@ from yarl import URL
 from atoll.kube.calls import UNANSWERED, ApiCall, CallObserver, code_of, ignore_call, resource_of, verb_of
 from atoll.kube.credentials import Credentials
 from atoll.kube.errors import (
+    AnswerTooLarge,
     ApiError,
     Gone,
     MalformedAnswer,
@@ -46,10 +47,13 @@ CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 48
 """Watches keep six of them; a burst shares the others instead of paying for a handshake per request."""
 KEEPALIVE_SECONDS = 60.0
-ANSWER_BYTES_MAX = 256 * 1024 * 1024
+ANSWER_BYTES_MAX = 32 * 1024 * 1024
+"""Larger pages are asked for again in smaller ones. One object has at most some megabytes."""
 ERROR_BYTES_MAX = 64 * 1024
 ATTEMPTS_MAX = 5
 PAGE_SIZE = 500
+SMALLER_PAGES = 8
+"""By how much the next page is smaller after one that was too large; later ones double again."""
 RETRIED_STATUSES = frozenset({429, 503, 504})
 RETRY_AFTER_MAX_SECONDS = 30.0
 
@@ -246,13 +250,24 @@ class ApiClient:
     async def pages(
         self, path: str, *, params: Params | None = None, page_size: int = PAGE_SIZE
     ) -> AsyncGenerator[Listing[bytes], None]:
-        """Yield a collection page by page, items raw. Raises Gone if the continue token expires on the way."""
-        token = ""
+        """Yield a collection page by page, items raw; pages of large objects have fewer of them.
+
+        Raises Gone if the continue token expires on the way.
+        """
+        token, size = "", page_size
         while True:
-            query: dict[str, str | int] = {**(params or {}), "limit": page_size}
+            query: dict[str, str | int] = {**(params or {}), "limit": size}
             if token:
                 query["continue"] = token
-            page = _decode_answer(await self.get(path, params=query, timeout_seconds=60.0), path)
+            try:
+                answer = await self.get(path, params=query, timeout_seconds=60.0)
+            except AnswerTooLarge:
+                if size == 1:
+                    raise
+                size = max(1, size // SMALLER_PAGES)
+                continue
+            page = _decode_answer(answer, path)
+            size = min(page_size, 2 * size)
             yield Listing([bytes(item) for item in page.items or ()], page.metadata.resource_version)
             token = page.metadata.continue_token
             if not token:
@@ -446,7 +461,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, path: str) -> bytes:
     async for chunk in response.content.iter_any():
         size_bytes += len(chunk)
         if size_bytes > ANSWER_BYTES_MAX:
-            raise MalformedAnswer(f"answer larger than {ANSWER_BYTES_MAX} bytes: {path}; list it in pages")
+            raise AnswerTooLarge(f"answer larger than {ANSWER_BYTES_MAX} bytes: {path}; list it in pages")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -154,6 +154,12 @@ class Credentials:
         token = self._configuration.api_key.get("BearerToken")
         return {"Authorization": token.strip()} if token else {}
 
+    def authority_context(self) -> ssl.SSLContext:
+        """Return a context that trusts who signed the API server's certificate, for other servers of the cluster."""
+        return ssl.create_default_context(
+            cafile=self._configuration.ssl_ca_cert, cadata=self._configuration.ca_cert_data
+        )
+
     async def reload(self) -> None:
         """Read the source again, also after a 401 or an untrusted certificate. If it cannot be read now, keep the old
         credentials."""

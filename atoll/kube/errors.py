@@ -3,7 +3,8 @@
     KubeError
     ├── ConfigurationError     no usable kubeconfig, context, credentials or certificates
     ├── Unanswered             no complete answer; `sent` says whether the server may have acted
-    ├── MalformedAnswer        an invalid answer (not JSON, larger than the bound)
+    ├── MalformedAnswer        an invalid answer (not JSON, ...)
+    │   └── AnswerTooLarge     an answer larger than the bound
     ├── LeadershipLost         another process may lead now; stop writing
     └── ApiError               the server answered and refused
         ├── Unauthorized 401, Forbidden 403, NotFound 404, Gone 410, Invalid 422, TooManyRequests 429
@@ -34,6 +35,10 @@ class ConfigurationError(KubeError):
 
 class MalformedAnswer(KubeError):
     """The server's answer violates the API."""
+
+
+class AnswerTooLarge(MalformedAnswer):
+    """The server's answer is larger than what is read; a smaller page may fit."""
 
 
 class LeadershipLost(KubeError):

@@ -2,7 +2,8 @@
 
 API calls are few: the first occurrence is created, repetitions are counted and written as a series now and then,
 changing messages of one reason about one object share one more event, and events beyond the rate or the memory are
-dropped and counted. Recording never waits and never raises: no decision depends on an event. Run `run` beside the work.
+dropped and counted. What concerns nodes has room of its own and goes first; namespaces share the rest evenly. Recording
+never waits and never raises: no decision depends on an event. Run `run` beside the work.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ EventType = Literal["Normal", "Warning"]
 
 NOTE_LENGTH_MAX = 1024
 WORD_LENGTH_MAX = 128
-KEYS_MAX = 2048
+KEYS_MAX = 4096
+RESERVED_KEYS = 1024
+"""Of these, for facts about objects without a namespace, such as nodes: no number of tenants' facts pushes them out."""
+NAMESPACE_KEYS_MAX = 1024
+"""Facts about the objects of one namespace: its tenant decides how many there are to tell."""
 SIMILAR_MAX = 10
 """Limit of different messages of one reason about one object with their own events; further ones share one."""
 SIMILAR_NOTE = "the messages of this reason keep changing; the first ones are events of their own"
@@ -109,6 +114,7 @@ class EventRecorder:
         self._bucket = TokenBucket(rate=events_per_second, burst=burst, now=clock.monotonic_seconds)
         self._series: OrderedDict[_Fact, _Series] = OrderedDict()
         self._similar: Counter[tuple[ObjectReference, str]] = Counter()
+        self._by_namespace: Counter[str] = Counter()
         self.dropped_count = 0
 
     def record(
@@ -137,11 +143,18 @@ class EventRecorder:
         if series is not None:
             series.count += 1
             series.last_at, series.last_seconds = now, now_seconds
-        elif len(self._series) >= KEYS_MAX:
+        elif not self._has_room(regarding.namespace):
             self.dropped_count += 1
         else:
             self._series[fact] = _Series(first_at=now, last_at=now, last_seconds=now_seconds)
             self._similar[fact.kind] += 1
+            self._by_namespace[regarding.namespace] += 1
+
+    def _has_room(self, namespace: str) -> bool:
+        if not namespace:
+            return len(self._series) < KEYS_MAX
+        of_namespaces = len(self._series) - self._by_namespace[""]
+        return of_namespaces < KEYS_MAX - RESERVED_KEYS and self._by_namespace[namespace] < NAMESPACE_KEYS_MAX
 
     async def run(self, *, flush_seconds: float = 1.0) -> None:
         """Write what was recorded until cancelled; then write the rest once, briefly."""
@@ -155,15 +168,32 @@ class EventRecorder:
 
     async def flush(self) -> None:
         """Write new events and due repetitions, within the rate; forget facts that have not recurred for long."""
+        now = self._clock.monotonic_seconds()
         for fact, series in list(self._series.items()):
-            now = self._clock.monotonic_seconds()
             if now - series.last_seconds > FORGET_SECONDS and series.written_count == series.count:
                 self._forget(fact)
-            elif self._is_due(series, now) and self._bucket.try_take():
-                await self._write(fact, series)
+        for fact, series in self._due(now):
+            if not self._bucket.try_take():
+                return
+            await self._write(fact, series)
+
+    def _due(self, now: float) -> list[tuple[_Fact, _Series]]:
+        """Return what is to be written now: about nodes first, then one of each namespace after the other."""
+        turns: Counter[str] = Counter()
+        ranked = []
+        for fact, series in self._series.items():
+            if self._is_due(series, now):
+                namespace = fact.regarding.namespace
+                ranked.append((bool(namespace), turns[namespace], fact, series))
+                turns[namespace] += 1
+        ranked.sort(key=lambda row: row[0] * (1 + row[1]))
+        return [(fact, series) for _, _, fact, series in ranked]
 
     def _forget(self, fact: _Fact) -> None:
         if self._series.pop(fact, None) is not None:
+            self._by_namespace[fact.regarding.namespace] -= 1
+            if self._by_namespace[fact.regarding.namespace] <= 0:
+                del self._by_namespace[fact.regarding.namespace]
             self._similar[fact.kind] -= 1
             if self._similar[fact.kind] <= 0:
                 del self._similar[fact.kind]

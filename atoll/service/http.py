@@ -24,6 +24,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ALWAYS_ANSWERED = ("/livez", "/readyz", "/metrics")
 
 BODY_BYTES_MAX = 1024 * 1024
+ALL_ADDRESSES: Final = "*"
+"""Host to listen on every address, IPv4 and IPv6. `0.0.0.0` and `::` each mean one family."""
 IN_FLIGHT_MAX = 1024
 """Requests processed at a time; more are refused at once instead of queued."""
 STOP_SECONDS = 5.0
@@ -131,15 +133,17 @@ class _GuardedSite(web.BaseSite):
     def name(self) -> str:
         """Name in aiohttp's messages."""
         host, port = self._address
-        return f"{'http' if self._ssl_context is None else 'https'}://{host}:{port}"
+        return f"{'http' if self._ssl_context is None else 'https'}://{in_url(host)}:{port}"
 
     async def start(self) -> None:
         """Listen."""
         await super().start()
         assert self._runner.server is not None
+        host, port = self._address
         self._server = await asyncio.get_running_loop().create_server(
             Admission().guarded(self._runner.server),
-            *self._address,
+            None if host == ALL_ADDRESSES else host,
+            port,
             ssl=self._ssl_context,
             backlog=self._backlog,
             reuse_address=True,
@@ -184,6 +188,11 @@ async def serve(
         if on_listening is not None:
             on_listening(actual_port)
         await asyncio.Event().wait()
+
+
+def in_url(host: str) -> str:
+    """Return the host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,8 @@ from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import GangView, Obstacle, missing_claim
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import GangKey, GangMember, MemberStage, gang_key, key_of, members_of, stage_of
 from atoll.cluster.gangs.node_domains import (
     NodeDomains,
@@ -33,7 +34,7 @@ from atoll.cluster.leases import LeaseRecord, lease_name
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
-from atoll.cluster.requests import Request, request_of
+from atoll.cluster.requests import Request
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.clock import Clock
 from atoll.kube.events import ObjectReference
@@ -72,6 +73,7 @@ class GangCache:
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
         self._gone: dict[GangKey, dict[str, Pod]] = {}
+        self._homes: dict[str, str] = {}
         self._written: dict[str, int] = {}
         self._unanswered: dict[GangKey, tuple[str, str]] = {}
         """The gang's uid, and its version on which a write of its status was based that got no answer."""
@@ -94,6 +96,8 @@ class GangCache:
         key = gang_key(change.object)
         if key is None:
             return None
+        if change.kind is ChangeKind.DELETED or change.object.status.nominated_node_name:
+            self._homes.pop(change.object.metadata.uid, None)
         if change.kind is ChangeKind.DELETED:
             self._note_gone(key, change)
             self._uids.get(key, set()).discard(change.object.metadata.uid)
@@ -238,6 +242,16 @@ class GangCache:
         times = (seconds_of(record.created) for record in self.mirror.ledger.leases_of(pod.metadata.uid))
         return min((time for time in times if time is not None), default=None)
 
+    def assume_home(self, uid: str, node: str) -> None:
+        """Count a member without GPUs on its node until its nomination is seen, so that no other takes its place."""
+        self._homes[uid] = node
+        self._snapshot = None
+
+    def forget_home(self, uid: str) -> None:
+        """Count a member on no node: it was not let go."""
+        if self._homes.pop(uid, None) is not None:
+            self._snapshot = None
+
     def node_domains(self, gang: GpuGang) -> NodeDomains | Obstacle:
         """Return where the nodes stand for this gang."""
         topology = choose_topology(gang.spec, self.topologies())
@@ -255,28 +269,24 @@ class GangCache:
         return self._node_domains[key]
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
-        """Return what each member asks for, by uid; or why one of them cannot be served."""
-        found: dict[str, Request] = {}
-        for member in members:
-            pod = member.pod
-            claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
-            request = request_of(pod, claim, is_admitted=True)
-            if not isinstance(request, Request):
-                return missing_claim(pod, request.reason)
-            found[member.uid] = request
-        return found
+        """Return what each member asks for, by uid, without those that need no GPUs; or why one cannot be served."""
+        mirror = self.mirror
+        return member_requests(
+            members, lambda pod: mirror.claim(pod.metadata.namespace, pods.claim_name(pod)), mirror.reservation_of
+        )
 
     # The cluster
 
-    def snapshot(self) -> PlacementSnapshot:
-        """Return the cluster at this moment; the same one as long as nothing changes."""
-        mirror, ledger = self.mirror, self.mirror.ledger
-        cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
+    def snapshot(self, reservation: str = "") -> PlacementSnapshot:
+        """Return the cluster at this moment; the same one as long as nothing changes. `reservation`: uid of the
+        GpuReservation that the gang is confined to."""
+        mirror, ledger, now = self.mirror, self.mirror.ledger, self.clock.monotonic_seconds()
+        cells = ledger.cells(now_seconds=now)
         watched = (mirror.pods, mirror.nodes, mirror.volumes, mirror.volume_claims)
         moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
-        return self._snapshot[1]
+        return self._snapshot[1].confined(ledger, reservation, now_seconds=now)
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""
@@ -325,7 +335,7 @@ class GangCache:
         if assumed is not None:
             return assumed.node
         leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
-        return leases[0].node if leases else pod.status.nominated_node_name
+        return leases[0].node if leases else pod.status.nominated_node_name or self._homes.get(uid, "")
 
 
 def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:

@@ -17,6 +17,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.gangs import OWNERS_MAX, SuspendedOwner
+from atoll.api.kept import KUEUE_WORKLOAD
 from atoll.cluster.gangs.membership import GangMember
 from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, NotFound
@@ -43,8 +44,6 @@ class Suspendable:
 _RUN_POLICY = "runPolicy"
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _WORKLOAD: Final = "Workload"
-WORKLOAD_ANNOTATION: Final = "kueue.x-k8s.io/workload"
-"""Kueue writes the name of the Workload on the pods of whatever it has admitted."""
 KINDS: Final[dict[tuple[str, str], Suspendable]] = {
     ("batch", "Job"): Suspendable("jobs"),
     ("jobset.x-k8s.io", "JobSet"): Suspendable("jobsets"),
@@ -77,7 +76,7 @@ async def root_owners(
             first = SuspendedOwner(
                 api_version=reference.api_version, kind=reference.kind, name=reference.name, uid=reference.uid
             )
-            workload = member.pod.metadata.annotations.get(WORKLOAD_ANNOTATION, "")
+            workload = member.pod.metadata.annotations.get(KUEUE_WORKLOAD, "")
             roots[reference.uid] = await _root(context, namespace, first, workload=workload)
         if roots[reference.uid] is None:
             bare.append(member)

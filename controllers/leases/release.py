@@ -58,11 +58,15 @@ class ReleaseReconciler:
     name = "release"
 
     def __init__(
-        self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence, words: MachineDeclarations
+        self,
+        context: Context,
+        terminations: PodTerminations,
+        ask_evidence: AskEvidence,
+        declarations: MachineDeclarations,
     ) -> None:
         self._context = context
         self._terminations = terminations
-        self._words = words
+        self._declarations = declarations
         self._ask_evidence = ask_evidence
         self._doubted: dict[str, _PodInDoubt] = {}
 
@@ -98,7 +102,7 @@ class ReleaseReconciler:
         again: list[float] = []
         for _, group in groupby(leases, key=lambda record: record.node):
             records = tuple(group)
-            termination = self._words.applied(self._termination(pod, gone, records))
+            termination = self._declarations.applied(self._termination(pod, gone, records))
             verdict = judge(termination)
             if isinstance(verdict, Proof):
                 await self._release(records, verdict)

@@ -20,12 +20,16 @@ class CompilerMissing(Exception):
     """No C compiler is on PATH."""
 
 
-def build(folder: Path) -> Path:
-    """Compile the library into a folder and return its path. Raises CompilerMissing and subprocess errors."""
-    return compiled(folder / LIBRARY, (SOURCE,))
+def build(folder: Path, *, driver: str = "") -> Path:
+    """Compile the library into a folder and return its path. Raises CompilerMissing and subprocess errors.
+
+    driver: version of the only driver with which the library works; empty for any.
+    """
+    defines = (f'-DDRIVER="{driver}"',) if driver else ()
+    return compiled(folder / LIBRARY, (SOURCE,), defines=defines)
 
 
-def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True) -> Path:
+def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True, defines: Sequence[str] = ()) -> Path:
     """Compile sources into a shared library if one of them is newer; return its path. Raises CompilerMissing and
     subprocess errors."""
     if target.exists() and all(target.stat().st_mtime >= one.stat().st_mtime for one in (*sources, MACHINE)):
@@ -36,7 +40,7 @@ def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True) -> Pa
     target.parent.mkdir(parents=True, exist_ok=True)
     made = target.with_name(f"{target.name}.{os.getpid()}")
     warnings = ("-Wall", "-Wextra", "-Wno-format-truncation") if warns else ("-w",)
-    options = ("-shared", "-fPIC", "-O2", *warnings, f"-Wl,-soname,{target.name}")
+    options = ("-shared", "-fPIC", "-O2", *defines, *warnings, f"-Wl,-soname,{target.name}")
     command = (compiler, *options, "-o", str(made), *map(str, sources))
     subprocess.run(command, check=True, timeout=COMPILE_SECONDS_MAX)
     made.replace(target)

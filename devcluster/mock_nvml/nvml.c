@@ -4,10 +4,11 @@
    Out: the functions of NVML that the agent calls, with NVML's structures. A key that is missing is answered with
    "not supported". The keys are described in __init__.py beside this file.
 
-   Built with: gcc -shared -fPIC -O2 -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c */
+   Built with: gcc -shared -fPIC -O2 -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml.c
+   With -DDRIVER='"580.1"' it is the library of that driver, and refuses a machine whose driver is another. */
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NOT_LOADED = 9, TIMEOUT = 10,
-       LOST = 15, UNKNOWN = 999 };
+       LOST = 15, MISMATCH = 18, UNKNOWN = 999 };
 #define MACHINE_VARIABLE "ATOLL_MOCK_NVML"
 #include "machine.h"
 
@@ -48,6 +49,9 @@ int nvmlInitWithFlags(unsigned flags) {
     opened = 1;
     int code = enter(-1, __func__);
     if (!code && !get(value, "count")) code = NOT_LOADED;
+#ifdef DRIVER
+    if (!code && get(value, "driver") && strcmp(value, DRIVER)) code = MISMATCH;
+#endif
     opened = !code;
     return code;
 }
@@ -67,6 +71,7 @@ const char *nvmlErrorString(int code) {
     case TIMEOUT: return "Timeout";
     case LOST: return "GPU is lost";
     case 16: return "GPU requires reset";
+    case MISMATCH: return "Driver/library version mismatch";
     case 17: return "The operating system has blocked the request";
     case 28: return "GPU not found";
     default: return "Unknown Error";

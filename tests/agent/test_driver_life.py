@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from agent.driver_client import DriverWorker
-from agent.driver_life import UPGRADE_STATE, release_reason
 from agent.nvml import NvmlBackend
 from agent.observation import MachineObserver
 from atoll.api import names
+from atoll.cluster.driver_hold import UPGRADE_STATE, release_reason
 from atoll.cluster.objects import Node
 from devcluster.mock_nvml import MachineFile
 from tests.agent.real_bindings import NOWHERE, STEP_SECONDS, machine_of

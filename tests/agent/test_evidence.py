@@ -4,7 +4,6 @@ import pytest
 
 from agent.cgroups import CgroupReading
 from agent.evidence import (
-    STATIC_POD_UID,
     EvidenceReading,
     GpuUse,
     KubeletReading,
@@ -12,7 +11,7 @@ from agent.evidence import (
     collect_evidence,
     gpu_use,
 )
-from agent.kubelet import kubelet_url, parse_pod_list
+from agent.kubelet import kubelet_url
 from atoll.api import names
 from atoll.api.node_status import PODS_MAX, HostUse, PodEvidence
 from tests.agent.builders import make_pod
@@ -44,7 +43,7 @@ def states(evidence: EvidenceReading) -> dict[str, tuple[bool, bool]]:
 @pytest.mark.parametrize("kind", ["a plain pod", "a mirror made by hand"])
 def test_nobody_hides_a_pod_behind_an_annotation(kind: str) -> None:
     """A user annotates a plain pod with the uid of a GPU pod in doubt; an agent that starts anew tells of it still."""
-    annotations = {STATIC_POD_UID: "g"} | ({names.MIRROR: "g"} if kind == "a mirror made by hand" else {})
+    annotations = {names.STATIC_POD_UID: "g"} | ({names.MIRROR: "g"} if kind == "a mirror made by hand" else {})
     known = inventory(make_pod("p", annotations=annotations)).with_reported(["g"])
     evidence = collect_evidence(known, cgroups=cgroups("g", "p"), kubelet=kubelet(running=("p",)), use=GpuUse())
     assert states(evidence) == {"g": (True, False)}
@@ -168,7 +167,7 @@ def test_an_unknown_pod_is_told() -> None:
 def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
     """A mirror pod names the real uid of its static pod; without that each static pod would look like a stranger."""
     hash_of_file = "0123456789abcdef0123456789abcdef"
-    mirror = make_pod("mirror", annotations={names.MIRROR: hash_of_file, STATIC_POD_UID: hash_of_file})
+    mirror = make_pod("mirror", annotations={names.MIRROR: hash_of_file, names.STATIC_POD_UID: hash_of_file})
 
     evidence = collect_evidence(
         inventory(mirror),
@@ -279,27 +278,6 @@ def test_a_flood_of_pods_says_that_it_is_cut() -> None:
     assert len(evidence.pods) == PODS_MAX
     assert not evidence.live_read
     assert not evidence.kubelet_read
-
-
-@pytest.mark.parametrize(
-    ("body", "want"),
-    [
-        pytest.param(b'{"kind":"PodList","items":null}', KubeletReading(frozenset(), frozenset()), id="no pods"),
-        pytest.param(
-            b'{"kind":"PodList","items":[{"metadata":{"uid":"a"},"status":{"containerStatuses":[{"state":{"running":{}}}]}},'
-            b'{"metadata":{"uid":"b"},"status":{"containerStatuses":[{"state":{"waiting":{}}}]}},{"metadata":{"uid":"c"}}]}',
-            KubeletReading(frozenset({"a", "b", "c"}), frozenset({"a"})),
-            id="running, waiting and untouched pods",
-        ),
-        pytest.param(b'{"kind":"Status","code":403}', None, id="a refusal is no empty list"),
-        pytest.param(b'{"kind":"PodList","items":[{"metadata":{}}]}', None, id="a pod without uid"),
-        pytest.param(b"Unauthorized", None, id="plain text"),
-        pytest.param(b'{"kind":"PodList","items":[', None, id="cut"),
-    ],
-)
-def test_only_a_whole_pod_list_counts(body: bytes, want: KubeletReading | None) -> None:
-    """Whatever is not a complete PodList reads as unknown."""
-    assert parse_pod_list(body) == want
 
 
 @pytest.mark.parametrize(

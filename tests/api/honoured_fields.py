@@ -103,6 +103,7 @@ FIELDS = {
     "GpuReservation": {
         "shape.count": SHAPE,
         "shape.models": SHAPE,
+        "shape.migProfile": "tests/cluster/test_reservations.py::test_instances_of_a_profile_are_taken_like_gpus",
         "shape.unit": SHAPE,
         "shape.level": "tests/cluster/test_reservations.py::test_all_of_it_lies_in_one_domain",
         "namespaces": USERS,
@@ -136,6 +137,7 @@ KEYS = {
     "MODELS_CACHED": "tests/ml/test_capabilities.py::test_pods_tell_of_models_and_only_nodes_of_runtimes",
     "RUNTIMES": "tests/ml/test_capabilities.py::test_pods_tell_of_models_and_only_nodes_of_runtimes",
     "MIRROR": f"{LEDGER}::test_mirror_pods_are_not_believed",
+    "STATIC_POD_UID": "tests/agent/test_evidence.py::test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses",
     "GANG_MADE_FOR": f"{GANGS}::test_a_gang_is_made_for_pods_that_say_how_many_they_are",
     "GANG_SUSPENDED": NOT_READY,
     "GANG_FENCED": "tests/controllers/test_gang_fences.py::test_a_status_without_an_answer_is_fenced_first",

@@ -5,7 +5,8 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from atoll.jobs.costs.spans import GpuAccount, GpuFact, TimeUse
 from atoll.jobs.states import JobStep
 from atollctl import service_client
 from atollctl.__main__ import app
+from jobs.accounts import observe_gpus
 from jobs.database import opened
 from jobs.listener import serving
 from jobs.store import take_step
@@ -31,11 +34,11 @@ class Shell:
     def __init__(self, url: str, service: JobService, folder: Path) -> None:
         self.url, self.service, self.folder = url, service, folder
 
-    def run(self, *words: str, by: str = "ann", status: int = 0) -> str:
-        """Run `atoll job ...` and return what it prints, of errors where some are expected."""
+    def run(self, *words: str, by: str = "ann", status: int = 0, tool: Sequence[str] = ("job",)) -> str:
+        """Run `atoll job ...`, or another `tool`, and return what it prints, of errors where some are expected."""
         (self.folder / "token").write_text(by)
         environment = {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / "token")}
-        done = CliRunner().invoke(app, ["job", *words], env=environment)
+        done = CliRunner().invoke(app, [*tool, *words], env=environment)
         assert done.exit_code == status, done.output
         return done.stdout if status == 0 else done.stderr
 
@@ -168,6 +171,59 @@ def test_jobs_are_cancelled_and_tried_again(shell: Shell) -> None:
     assert "only a failed job can be retried" in shell.run("retry", "other", status=1)
     assert shell.run("cancel", "nobody", status=1) == "there is no job nobody\n"
     assert shell.run("show", "tune", by="zoe/others", status=1) == "there is no job tune\n"
+
+
+def test_a_job_is_paused_and_resumed(shell: Shell) -> None:
+    """Out of the cluster until somebody resumes it; the words say how far it is."""
+    shell.submit("tune")
+    shell.take("tune", JobStep.SUBMIT)
+
+    assert shell.run("pause", "tune") == "job/tune is being paused\n"
+    assert "are still in the cluster" in shell.run("resume", "tune", status=1)
+    shell.take("tune", JobStep.PAUSE)
+    assert shell.run("pause", "tune") == "job/tune is paused\n"
+    assert shell.run("resume", "tune") == "job/tune is resumed (attempt 2)\n"
+
+
+def test_usage_and_cost_are_shown(shell: Shell) -> None:
+    """A table with a sum, CSV for bills, and the cost of a job beside its estimate."""
+    shell.submit("tune", "ext_ml_gpu_count: 1\next_ml_gpu_type: nvidia-h100\nintent: {expected_duration_hint: 3600}\n")
+    job_id = json.loads(shell.run("show", "tune", "-o", "json"))["id"]
+    now = datetime.now(UTC).replace(microsecond=0)
+    account = GpuAccount(namespace="tenant-acme", job_id=job_id, pod_uid="p")
+    fact = GpuFact("g0", "n1", "nvidia-h100", TimeUse.USED, account, price_micros=4_000_000)
+    for moment in (now - timedelta(hours=1), now):
+        shell.service.database._run(
+            lambda session, moment=moment: observe_gpus(
+                session, "local", {"g0": fact}, moment, tenant_of=lambda _name: "", gap_seconds=10
+            ),
+            writes=True,
+        )
+    table = shell.run(tool=("usage",)).splitlines()
+    text = shell.run("--by", "user", "-o", "csv", tool=("usage",)).splitlines()
+
+    assert table[0].split() == [
+        "TENANT",
+        "USED",
+        "GPU-H",
+        "IDLE",
+        "GPU-H",
+        "RESERVED",
+        "GPU-H",
+        "TOTAL",
+        "GPU-H",
+        "COST",
+        "USD",
+    ]
+    assert [line.split() for line in table[1:]] == [
+        ["acme", "1.00", "0.00", "0.00", "1.00", "4.00"],
+        ["TOTAL", "1.00", "0.00", "0.00", "1.00", "4.00"],
+    ]
+    assert text[1] == "ann,1.000000,0.000000,0.000000,,,,,1.000000,4.000000"
+    shown = shell.run("show", "tune")
+    assert "Estimate:     4.00 USD (3600 s: as intent.expected_duration_hint says; 1 x nvidia-h100" in shown
+    assert "Cost:         4.00 USD so far, for 1.00 GPU-hours (0.00 idle)" in shown
+    assert "by.0 is 'colour'" in shell.run("--by", "colour", status=1, tool=("usage",))
 
 
 def test_logs_are_printed_as_they_are(shell: Shell) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.host_fit import (
     AFFINITY,
     CORDONED,
@@ -22,7 +23,9 @@ from atoll.cluster.host_fit import (
     needs,
     node_reason,
     preference,
+    tolerates,
 )
+from atoll.cluster.labels import selects
 from atoll.cluster.objects import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from atoll.cluster.pod_fit import are_apart, own_limits
 from atoll.cluster.quantities import AMOUNT_MAX, parse_amount
@@ -381,3 +384,59 @@ def test_an_infeasible_resize_leaves_no_node_below_zero() -> None:
     wanted = resized("100", "2", "2", why="Infeasible")
 
     assert free(node("n"), [wanted])["cpu"] == 6000
+
+
+def test_no_neighbour_costs_more_than_a_bounded_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3,000 terms of anti-affinity on each of 300 running pods: a bounded number of comparisons, and the first terms
+    still count."""
+    looks = 0
+
+    def count(*args: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return selects(*args)
+
+    monkeypatch.setattr(pod_fit, "selects", count)
+    selectors = ({"matchLabels": {"app": f"a{number}"}} for number in range(3_000))
+    terms = [{"topologyKey": HOSTNAME, "labelSelector": selector} for selector in selectors]
+    crowded = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    nodes = [node(f"n{number}") for number in range(300)]
+    running = {one.metadata.name: [pod("other", phase="Running", affinity=crowded)] for one in nodes}
+
+    refused = excluded_nodes(pod(labels={"app": "a0"}), nodes[:-1], running)
+
+    assert set(refused.values()) == {NEIGHBOURS}
+    assert len(refused) == 299
+    assert looks <= pod_fit.TERMS_MAX
+
+
+def test_nodes_are_compared_with_what_is_forbidden_by_label() -> None:
+    """200 pods that keep the pod off their hosts cost each node one look, not 200."""
+    apart = anti({"app": "web"})
+    nodes = [node(f"n{number}") for number in range(200)]
+    running = {one.metadata.name: [pod("other", labels={"app": "web"}, phase="Running")] for one in nodes}
+
+    neighbours = pod_fit.PodNeighbours.of(pod(labels={"app": "web"}, affinity=apart), nodes, running, {})
+
+    assert {key: len(values) for key, values in neighbours.forbidden.items()} == {HOSTNAME: 200}
+    assert all(map(neighbours.refuse, nodes))
+    assert not neighbours.refuse(node("other"))
+
+
+def test_taints_are_compared_once_for_nodes_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tolerations against 400 nodes with the same taints: as many comparisons as there are taints."""
+    looks = 0
+
+    def count(*args: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return tolerates(*args)
+
+    monkeypatch.setattr(host_fit, "tolerates", count)
+    taints = [{"key": f"unique-{number}", "effect": "NoSchedule"} for number in range(3)]
+    waiting = pod(tolerations=[{"key": f"unique-{number}", "operator": "Exists"} for number in range(1, 65)])
+
+    assert set(excluded_nodes(waiting, [node(f"n{number}", taints=taints) for number in range(400)], {}).values()) == {
+        TAINTED
+    }
+    assert looks == len(taints)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.api import names
 from atoll.api.node_status import GoneMachine, GpuNodeStatus
 from atoll.cluster.machine_life import (
     MACHINE_LIFE,
@@ -23,11 +24,19 @@ BOOT = "11111111-2222-3333-4444-555555555555"
 NEXT_BOOT = "66666666-2222-3333-4444-555555555555"
 
 
-def node(uid: str = "u1", *, ready: str = "True", boot: str = BOOT, cordoned: bool = False, taint: str = "") -> Node:
+def node(
+    uid: str = "u1",
+    *,
+    ready: str = "True",
+    boot: str = BOOT,
+    cordoned: bool = False,
+    taint: str = "",
+    released: bool = False,
+) -> Node:
     """Return a Node as kubelet and an administrator keep it."""
     taints = [{"key": taint, "effect": "NoExecute"}] if taint else []
     body = {
-        "metadata": {"name": "n1", "uid": uid},
+        "metadata": {"name": "n1", "uid": uid, "labels": {names.DRIVER_HOLD: "released"} if released else {}},
         "spec": {"unschedulable": cordoned, "taints": taints},
         "status": {"nodeInfo": {"bootID": boot}, "conditions": [{"type": "Ready", "status": ready}]},
     }
@@ -55,6 +64,8 @@ PHASES: dict[str, tuple[MachineFacts, MachinePhase]] = {
     "kubelet is late, agent is heard": (MachineFacts(node(ready="Unknown"), status(), is_heard=True),
                                         MachinePhase.WORKING),
     "cordoned": (MachineFacts(node(cordoned=True), status(), is_heard=True), MachinePhase.CORDONED),
+    "driver is released for its upgrade": (
+        MachineFacts(node(cordoned=True, released=True), status(), is_heard=True), MachinePhase.DRIVER_RELEASED),
     "agent is silent": (MachineFacts(node(), status(), is_heard=False), MachinePhase.SILENT),
     "cordoned and silent": (MachineFacts(node(cordoned=True), status(), is_heard=False), MachinePhase.SILENT),
     "booted since": (MachineFacts(node(boot=NEXT_BOOT), status(), is_heard=True), MachinePhase.REBOOTED),

@@ -1,9 +1,16 @@
 """The controllers' gauges: no values until the mirror is complete, then the ledger's numbers."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
+import msgspec
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.machine_life import MachinePhase
+from atoll.cluster.objects import Node
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.gpu_stats import FRESH_SECONDS, GpuStatsPublisher
@@ -18,6 +25,9 @@ class LateMirror:
 
     ledger: Ledger = field(default_factory=Ledger)
     complete: bool = False
+    nodes: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
+    heartbeats: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
+    reports: dict[str, GpuNodeStatus] = field(default_factory=dict)
 
     def is_ready(self) -> bool:
         return self.complete
@@ -42,6 +52,21 @@ async def test_gauges_follow_the_ledger() -> None:
     await clock.advance(FRESH_SECONDS)
     metrics.refresh()
     assert gpus(metrics) == {"free": 4.0}
+
+
+def test_machines_are_counted_by_phase() -> None:
+    """By name of everything that is kept about a machine; a phase without machines shows 0."""
+    mirror, metrics = LateMirror(complete=True), Metrics("controllers")
+    GpuStatsPublisher(metrics, cast("ClusterMirror", mirror), ManualClock())
+    mirror.reports["gone"] = make_report("gone", "t4-4")
+    mirror.nodes.store["", "new"] = msgspec.convert({"metadata": {"name": "new", "uid": "u"}}, Node)
+    mirror.heartbeats.store[names.HEARTBEAT_NAMESPACE, "new"] = None
+
+    metrics.refresh()
+
+    told = {key[-1]: value for key, value in samples(metrics).items() if key[0] == "atoll_controllers_machines"}
+    assert {phase for phase, count in told.items() if count} == {"deleted", "joining"}
+    assert told.keys() == set(MachinePhase)
 
 
 def gpus(metrics: Metrics) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from structlog.testing import capture_logs
 
 from atoll.cluster.gangs.membership import gang_key
@@ -22,7 +23,13 @@ from atoll.service.errors import SettingsError
 from atoll.service.metrics import Metrics
 from atoll.service.settings import load
 from controllers.page.app import FILES, HEADERS, STATIC
-from controllers.page.authorization import REVIEWS_BURST, host_name
+from controllers.page.authorization import (
+    PEER_REVIEWS_BURST,
+    PEERS_MAX,
+    REVIEWS_BURST,
+    PageAuthorizer,
+    host_name,
+)
 from controllers.page.refresher import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN
 from controllers.page.serving import register_page_metrics
 from controllers.page.view import WAITING_MAX, view_changes, view_of
@@ -351,11 +358,31 @@ async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status:
 
 
 async def test_strangers_cannot_flood_the_api_server() -> None:
-    """PageReviews of tokens are bounded: they cost the API server two questions each."""
+    """Reviews of tokens are bounded: they cost the API server two questions each."""
+    calls = PEER_REVIEWS_BURST + 3
     async with served(busy().snapshot, ManualClock(), authorizer=PathAuthorizer(PageReviews())) as page:
         bad = {"Authorization": "Bearer unknown"}
-        statuses = [(await page.client.get("/page/pods/team/p", headers=bad)).status for _ in range(REVIEWS_BURST + 3)]
-    assert statuses == [401] * REVIEWS_BURST + [429] * 3
+        statuses = [(await page.client.get("/page/pods/team/p", headers=bad)).status for _ in range(calls)]
+    assert statuses == [401] * PEER_REVIEWS_BURST + [429] * 3
+
+
+async def test_one_stranger_shuts_nobody_out() -> None:
+    """Each peer has a budget of its own, a network of IPv6 counts as one peer, and all together are bounded."""
+    reviews = PageReviews()
+    authorizer = PageAuthorizer(PathAuthorizer(reviews), ManualClock().monotonic_seconds)
+
+    async def status(address: str, token: str = "unknown") -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        refusal = await authorizer.refusal(make_mocked_request("GET", "/page/events", headers).clone(remote=address))
+        return refusal.status if refusal is not None else 200
+
+    flood = [await status(f"2001:db8::{number:x}") for number in range(100)]
+
+    assert flood.count(401) == PEER_REVIEWS_BURST
+    assert await status("10.0.0.7", "good") == 200
+    many = [await status(f"10.1.{number // 256}.{number % 256}") for number in range(2 * PEERS_MAX)]
+    assert many.count(401) == REVIEWS_BURST - PEER_REVIEWS_BURST - 1
+    assert len(authorizer._peers) == PEERS_MAX
 
 
 async def test_streams_end_when_the_server_stops() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cryptography import x509
 
 from atoll.api import names
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound, Unanswered
@@ -224,10 +225,14 @@ async def test_two_reconcilers_at_once_end_in_one_authority(api: CertApi, clock:
     assert sorted(api.writes) == sorted([AUTHORITY, CONFIGURATION, SERVING])
 
 
-async def test_extra_names_are_served(api: CertApi, clock: RoundsClock) -> None:
-    """A development cluster reaches the webhook under an address of its own."""
-    await WebhookCertReconciler(api, clock, extra_names=("10.255.0.1",)).reconcile()
+@pytest.mark.parametrize("name", ["10.255.0.1", "fd00:255::1", "webhook.example"])
+async def test_extra_names_are_served(api: CertApi, clock: RoundsClock, name: str) -> None:
+    """A development cluster reaches the webhook under an address of its own, of either family."""
+    await WebhookCertReconciler(api, clock, extra_names=(name,)).reconcile()
     first = api.secret(SERVING)["tls.crt"]
+    served = x509.load_pem_x509_certificate(first).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    kind = x509.DNSName if name.endswith("example") else x509.IPAddress
+    assert name in {str(one) for one in served.get_values_for_type(kind)}
 
     await WebhookCertReconciler(api, clock).reconcile()
 

@@ -15,6 +15,7 @@ from tests.deploy.requests import (
     create,
     debug,
     eviction,
+    launcher,
     lease,
     node_status,
     plain_container,
@@ -31,6 +32,17 @@ USERS = [
     create("a plain pod", pod("new", plain_container(NAME="x"))),
     create("a plain pod on a node chosen by hand", pod("new", nodeName="node-a")),
     create("a plain pod that turns GPUs off", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="void"))),
+    *(create(title, body, namespace="default") for title, body in (
+        ("a source of variables that cannot choose GPUs", pod("new", {**plain_container(), "envFrom": [
+            {"prefix": "APP_", "configMapRef": {"name": "settings"}}]})),
+        ("a source of variables beside GPUs turned off", pod("new", {
+            **plain_container(NVIDIA_VISIBLE_DEVICES="void"), "envFrom": [{"configMapRef": {"name": "settings"}}]})),
+        ("a mount of the machine's logs", pod("new", volumes=[
+            {"name": "logs", "hostPath": {"path": "/var/log/device"}}])),
+        ("shared memory of the machine", pod("new", volumes=[{"name": "shm", "hostPath": {"path": "/dev/shm"}}])),
+    )),
+    create("a claimed pod that turns switches off", shaped("new", {
+        **shaped_container(gpus=1), "env": [*shaped_container()["env"], {"name": "NVIDIA_NVSWITCH", "value": ""}]})),
     create("a namespace that may choose GPUs by variable", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all")),
            namespace="doors"),
     create("a claimed pod as the webhook leaves it", shaped("new")),
@@ -45,6 +57,8 @@ USERS = [
     create("AMD GPUs as the webhook leaves them",
            shaped("new", {**shaped_container(gpus=1), "env": [
                {"name": "ROCR_VISIBLE_DEVICES", "valueFrom": reference("uuids", "main")}]})),
+    create("a launcher of a gang, without GPUs",
+           launcher(plain_container(CUDA_VISIBLE_DEVICES=""))),
     create("index mode as the webhook leaves it",
            shaped("new", {**shaped_container(gpus=1), "env": [
                *shaped_container()["env"], {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}]})),
@@ -158,7 +172,7 @@ PARTS = [
     node_status("an agent counts its GPUs", "node-a",
                 {"status": {"capacity": {"gpu.scheduling/gpu": "8"}, "allocatable": {"gpu.scheduling/gpu": "8"}}}),
     create("an agent's own pod", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all"),
-                                     runtimeClassName="atoll-nvidia"), namespace="atoll-system"),
+                                     runtimeClassName="atoll-nvidia"), namespace="atoll-nodes"),
 ]  # fmt: skip
 
 ERRANDS = [*USERS, *KUBERNETES, *PARTS]

@@ -3,6 +3,8 @@
 The attacker is an administrator unless a row says otherwise, so that only the policy can stop the request.
 """
 
+from typing import Any
+
 from tests.deploy.requests import (
     ALL_GPUS,
     ALLOCATION,
@@ -21,6 +23,7 @@ from tests.deploy.requests import (
     binding,
     create,
     debug,
+    launcher,
     lease,
     node_status,
     plain_container,
@@ -205,8 +208,24 @@ NOMINATION_DOORS = [
 
 TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
 NODE_TERM = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
+NOTES = {**shaped("x")["metadata"]["annotations"], **{f"gpu.scheduling/note-{number}": "" for number in range(33)}}
+
+MANY_CONTAINERS = [shaped_container(f"c{number}", gpus=int(number == 0)) for number in range(257)]
+
+
+def labelled(count: int) -> dict[str, Any]:
+    """Return a pod with GPUs and labels."""
+    body = shaped("new")
+    return {**body, "metadata": {**body["metadata"], "labels": {f"l{number}": "" for number in range(count)}}}
+
+
 MANY_TOLERATIONS = [{"key": f"k{number}", "operator": "Exists"} for number in range(65)]
 SIZE_DOORS = [
+    create("more labels than are kept", labelled(257), policy="atoll-sizes"),
+    Probe(title="labels added later", path=f"{PODS}/held", content_type=MERGE, policy="atoll-sizes",
+          body={"metadata": {"labels": labelled(257)["metadata"]["labels"]}}),
+    create("annotations that mean nothing", shaped("new", annotations=NOTES), policy="atoll-sizes"),
+    create("containers without end", shaped("new", *MANY_CONTAINERS), policy="atoll-sizes"),
     create("too many tolerations", shaped("new", tolerations=MANY_TOLERATIONS), policy="atoll-sizes"),
     Probe(title="too many tolerations, added later", path=f"{PODS}/waiting", content_type=MERGE,
           body={"spec": {"tolerations": MANY_TOLERATIONS}}, policy="atoll-sizes"),
@@ -219,7 +238,18 @@ SIZE_DOORS = [
         policy="atoll-sizes"),
 ]  # fmt: skip
 
+CDI = {"cdi.k8s.io/gpus": "nvidia.com/gpu=0"}
 SHAPE_DOORS = [
+    create(
+        "devices of the machine by variable",
+        shaped_with_env({"name": "NVIDIA_NVSWITCH", "value": "all"}),
+        policy="atoll-shape",
+    ),
+    create(
+        "devices by annotation on a claimed pod",
+        shaped("new", annotations={**shaped("x")["metadata"]["annotations"], **CDI}),
+        policy="atoll-shape",
+    ),
     create("webhook down: a claim", pod("new", annotations={"gpu.scheduling/claim": "two"}), policy="atoll-shape"),
     create(
         "webhook down: a bare resource",
@@ -284,6 +314,12 @@ SHAPE_DOORS = [
         shaped("new", annotations={"gpu.scheduling/gang": "g"}),
         policy="atoll-shape",
     ),
+    create("a launcher without its gate", launcher(plain_container(), schedulingGates=[]), policy="atoll-shape"),
+    create(
+        "a launcher that takes all GPUs", launcher(plain_container(NVIDIA_VISIBLE_DEVICES="all")), policy="atoll-shape"
+    ),
+    create("a launcher under the RuntimeClass", launcher(runtimeClassName="atoll-nvidia"), policy="atoll-shape"),
+    create("a launcher that reads GPUs of its annotations", launcher(shaped_container()), policy="atoll-shape"),
     create(
         "GPUs chosen by a mount",
         shaped("new", {**shaped_container(gpus=1), **MOUNT}, volumes=VOLUMES),
@@ -513,7 +549,51 @@ AGENT_DOORS = [
     declare_gone("the forged word of an agent that registers its node", "agent@node-c", by="admin", node="node-c"),
 ]
 
+ENV_FROM = {"envFrom": [{"configMapRef": {"name": "settings"}}]}
+
+
+def unclaimed(title: str, body: dict[str, Any]) -> Probe:
+    """Return the creation of a pod that asks for nothing of Atoll's."""
+    return create(title, body, namespace="default", policy="atoll-unclaimed-pods")
+
+
+def device(path: str) -> dict[str, Any]:
+    """Return the spec of a pod that mounts a path of its machine."""
+    return {"volumes": [{"name": "machine", "hostPath": {"path": path}}]}
+
+
 UNCLAIMED_DOORS = [
+    unclaimed("a source of variables", pod("new", {**plain_container(), **ENV_FROM})),
+    unclaimed(
+        "a source of variables with half a name",
+        pod("new", {**plain_container(), "envFrom": [{"prefix": "NVIDIA_", "configMapRef": {"name": "settings"}}]}),
+    ),
+    unclaimed(
+        "a source of variables of an init container",
+        pod("new", initContainers=[{**plain_container("init"), **ENV_FROM}]),
+    ),
+    unclaimed("memory of other nodes", pod("new", plain_container(NVIDIA_IMEX_CHANNELS="0"))),
+    unclaimed(
+        "a mount that NVIDIA's runtime reads",
+        pod("new", {**plain_container(), **MOUNT}, volumes=VOLUMES),
+    ),
+    *(
+        unclaimed(f"a mount of {path}", pod("new", **device(path)))
+        for path in ("/", "/dev", "/dev/", "//dev/nvidia0", "/dev/dri/renderD128", "/dev/kfd")
+    ),
+    unclaimed("devices by annotation", pod("new", annotations=CDI)),
+    Probe(
+        title="NVIDIA's handler under an innocent name",
+        method="POST",
+        path="/apis/node.k8s.io/v1/runtimeclasses",
+        policy="atoll-runtime-classes",
+        body={
+            "apiVersion": "node.k8s.io/v1",
+            "kind": "RuntimeClass",
+            "metadata": {"name": "fast"},
+            "handler": "nvidia-cdi",
+        },
+    ),
     create(
         "an unclaimed pod with all GPUs",
         pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all")),

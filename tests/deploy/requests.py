@@ -94,6 +94,13 @@ def shaped(
     )
 
 
+def launcher(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """Return a member of a gang without GPUs, as the webhook leaves it."""
+    gates = [{"name": "gpu.scheduling/gang-admission"}]
+    waiting = {"schedulerName": "gpu-scheduler", "schedulingGates": gates}
+    return pod("new", *containers, annotations={"gpu.scheduling/gang": "g"}, **{**waiting, **spec})
+
+
 def binding(name: str, annotations: dict[str, str]) -> dict[str, Any]:
     """Return a Binding of the pod to node-a."""
     return {

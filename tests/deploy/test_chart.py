@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from atoll.cluster.host_fit import node_reason
+from atoll.cluster.objects import decode_node, decode_pod
 from atoll.jobs.aliases import PRIORITIES
 from atoll.jobs.words import PRIORITY_VALUES
 from atoll.service import settings
@@ -36,8 +39,9 @@ EVERYTHING = (
     "priorityClasses.create=true",
     "priorityClasses.kueue=true",
 )
-FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io")
+FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io", "security.openshift.io")
 KEPT = "helm.sh/resource-policy"
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 Object = dict[str, Any]
 Objects = dict[tuple[str, str, str], Object]
@@ -250,6 +254,51 @@ def test_high_availability_puts_two_of_each_on_different_nodes() -> None:
     assert election["leaderElection"]["leaseDuration"] == "6s"
 
 
+def test_parts_stay_off_the_nodes_of_the_agents() -> None:
+    """Root on a GPU node would own scheduler and controllers; only agents, and values that say so, go there."""
+    selector = {"nvidia.com/gpu.present": "true", "pool": "gpus"}
+    values = ["agent.nodeSelector.pool=gpus"]
+    nodes = {"gpu": selector, "other pool": {**selector, "pool": "cpus"}, "plain": {}}
+
+    def allowed(*more: str) -> dict[str, set[str]]:
+        found = pods(rendered(*[word for value in (*values, *more) for word in ("--set-string", value)]))
+        return {
+            part: {
+                name
+                for name, labels in nodes.items()
+                if not node_reason(
+                    decode_pod(json.dumps({"metadata": {"name": part}, "spec": spec}).encode()),
+                    decode_node(json.dumps({"metadata": {"name": name, "labels": labels}, "status": READY}).encode()),
+                )
+            }
+            for part, spec in found.items()
+        }
+
+    off = {"plain", "other pool"}
+    assert allowed() == {
+        "atoll-agent": {"gpu"}, "atoll-scheduler": off, "atoll-webhook": off, "atoll-controllers": off,
+    }  # fmt: skip
+    assert allowed("avoidGpuNodes=preferred")["atoll-controllers"] == {*off, "gpu"}
+
+
+def test_agents_ask_verified_kubelets() -> None:
+    """By default nothing is said, which verifies; a CA is mounted; consent is one value, and both are refused."""
+
+    def agent(*values: str) -> Any:
+        return pods(rendered(*sets(*values)))["atoll-agent"]
+
+    default, given, consent = (
+        load_settings(agent(*values)["containers"][0])
+        for values in ((), ("agent.kubeletCA=kubelets",), ("agent.kubeletInsecure=true",))
+    )
+    assert (default.kubelet_ca, default.kubelet_insecure) == (None, False)
+    assert consent.kubelet_insecure
+    spec = agent("agent.kubeletCA=kubelets")
+    (volume,) = (one for one in spec["volumes"] if "configMap" in one)
+    (mount,) = (one for one in spec["containers"][0]["volumeMounts"] if one["name"] == volume["name"])
+    assert (volume["configMap"]["name"], str(given.kubelet_ca)) == ("kubelets", f"{mount['mountPath']}/ca.crt")
+
+
 def test_a_single_replica_has_no_budget() -> None:
     """It would keep every drain of its node waiting for ever."""
     objects = rendered(*values_file("values-small.yaml"))
@@ -263,6 +312,69 @@ def test_a_scheduler_that_must_stay_keeps_its_profile() -> None:
     text = objects[("ConfigMap", "atoll-system", "atoll-scheduler")]["data"]["config.yaml"]
 
     assert [profile["schedulerName"] for profile in yaml.safe_load(text)["profiles"]] == ["gpu-scheduler"]
+
+
+def test_openshift_chooses_users_and_lets_the_agent_see_the_machine() -> None:
+    """No pod asks for a user of its own; the agent's account has constraints that allow what its pod asks for."""
+    objects = rendered(*values_file("values-openshift.yaml"))
+    found = pods(objects)
+    contexts = {name: spec["securityContext"] for name, spec in found.items()}
+    allowed = objects[("SecurityContextConstraints", "", "atoll-agent")]
+    agent = found["atoll-agent"]
+
+    assert not any(context.keys() & {"runAsUser", "runAsGroup"} for context in contexts.values())
+    assert all(context["runAsNonRoot"] for context in contexts.values())
+    assert contexts["atoll-agent"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert allowed["users"] == [f"system:serviceaccount:atoll-system:{agent['serviceAccountName']}"]
+    assert allowed["allowHostPID"] == agent["hostPID"]
+    assert {next(key for key in volume if key != "name") for volume in agent["volumes"]} <= set(allowed["volumes"])
+    assert not any(allowed[name] for name in ("allowPrivilegedContainer", "allowHostNetwork", "allowedCapabilities"))
+
+
+def test_gke_lets_critical_pods_into_the_namespace() -> None:
+    """One quota names every priority class of the parts, and has room for them."""
+    objects = rendered(*values_file("values-gke.yaml"))
+    quota = objects[("ResourceQuota", "atoll-system", "atoll-critical-pods")]["spec"]
+    (scope,) = quota["scopeSelector"]["matchExpressions"]
+
+    assert {spec["priorityClassName"] for spec in pods(objects).values()} == set(scope["values"])
+    assert int(quota["hard"]["pods"]) > 5000
+    assert [key for key in rendered() if key[0] == "ResourceQuota"] == []
+
+
+def test_annotations_of_the_webhook_stand_beside_cert_managers() -> None:
+    """AKS is told to leave the configuration alone, whoever signs the certificate."""
+    configuration = ("MutatingWebhookConfiguration", "", "zz-atoll-webhook")
+    told = {"admissions.enforcer/disabled": "true"}
+
+    plain = rendered(*values_file("values-aks.yaml"))
+    managed = rendered(*values_file("values-aks.yaml"), *sets("webhook.tls.source=certManager"))
+
+    assert plain[configuration]["metadata"]["annotations"] == told
+    assert managed[configuration]["metadata"]["annotations"].items() > told.items()
+
+
+def test_the_agent_joins_the_groups_of_the_device_files() -> None:
+    """It alone: pods of users get theirs from their own template."""
+    found = pods(rendered(*sets("agent.supplementalGroups={44,109}")))
+
+    assert {name: spec["securityContext"].get("supplementalGroups") for name, spec in found.items()} == {
+        **dict.fromkeys(found, None),
+        "atoll-agent": [44, 109],
+    }
+
+
+def test_every_platform_has_values_and_a_section() -> None:
+    """docs/platforms.md says of each what was tried; no values file of a platform is without one."""
+    page = (DEPLOY.parent / "docs" / "platforms.md").read_text(encoding="utf-8")
+    first_lines = "".join((chart.CHART / name).read_text().splitlines()[0] + "\n" for name in VALUES)
+    anchors = re.findall(r"docs/platforms\.md#(\S+)$", first_lines, re.MULTILINE)
+
+    assert len(anchors) == 6
+    for anchor in anchors:
+        section = page.lower().partition(f"## {anchor}\n")[2].partition("\n## ")[0]
+        assert "**tried.**" in section, anchor
+        assert "**not tried.**" in section, anchor
 
 
 def test_certificates_have_one_keeper() -> None:
@@ -316,31 +428,33 @@ def test_who_keeps_no_certificates_has_no_right_to() -> None:
 
 def ingress(objects: Objects, part: str) -> dict[int, Any]:
     """Return who may connect to which port of a part's pods; None: everybody."""
-    policy = objects[("NetworkPolicy", "atoll-system", f"atoll-{part}")]["spec"]
+    wanted = ("NetworkPolicy", f"atoll-{part}")
+    (policy,) = (body["spec"] for (kind, _, name), body in objects.items() if (kind, name) == wanted)
     return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
 
 
 def test_every_part_is_reached_on_its_declared_ports_alone() -> None:
     """A policy selects the pods of each part, and opens the ports that their containers declare, and the page."""
     objects = rendered()
-    for (kind, _, name), body in objects.items():
+    for (kind, namespace, name), body in objects.items():
         if kind not in {"Deployment", "DaemonSet"}:
             continue
-        policy = objects[("NetworkPolicy", "atoll-system", name)]["spec"]
+        policy = objects[("NetworkPolicy", namespace, name)]["spec"]
         assert policy["podSelector"]["matchLabels"] == body["spec"]["selector"]["matchLabels"]
         containers = body["spec"]["template"]["spec"]["containers"]
         declared = {port["containerPort"] for container in containers for port in container.get("ports", ())}
         assert set(ingress(objects, name.removeprefix("atoll-"))) - {8083} == declared
 
 
-def test_an_administrator_names_who_may_connect() -> None:
+@pytest.mark.parametrize("server", ["10.0.0.1/32", "fd00::1/128"])
+def test_an_administrator_names_who_may_connect(server: str) -> None:
     """API servers by address, monitoring by namespace; or he turns the policies off."""
     objects = rendered(
-        *sets("networkPolicies.apiServers={10.0.0.1/32}", "networkPolicies.monitoringNamespaces={watching}")
+        *sets(f"networkPolicies.apiServers={{{server}}}", "networkPolicies.monitoringNamespaces={watching}")
     )
     watching = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "watching"}}}]
 
-    assert ingress(objects, "webhook") == {8443: [{"ipBlock": {"cidr": "10.0.0.1/32"}}], 8081: watching}
+    assert ingress(objects, "webhook") == {8443: [{"ipBlock": {"cidr": server}}], 8081: watching}
     assert ingress(objects, "scheduler") == {10259: watching, 9434: watching}
     assert [key for key in rendered(*sets("networkPolicies.create=false")) if key[0] == "NetworkPolicy"] == []
 
@@ -410,6 +524,10 @@ BAD_VALUES = {
     "a simulated machine without a kind": (("agent.backend=simulated",), "agent.profile"),
     "a kind of machine for real ones": (("agent.profile=dgx1-v100",), "agent.backend simulated"),
     "a Secret of one's own that nobody trusts": (("webhook.tls.source=secret",), "webhook.tls.caBundle"),
+    "a kubelet's CA that nobody uses": (
+        ("agent.kubeletCA=kubelets", "agent.kubeletInsecure=true"),
+        "agent.kubeletInsecure",
+    ),
     "trust in nobody's certificate": (("webhook.tls.caBundle=-----BEGIN CERTIFICATE-----",), "webhook.tls.source"),
     "a part whose limits were taken away": (("webhook.resources=null",), "resources"),
     "no number of replicas": (("scheduler.replicas=null",), "replicas"),
@@ -423,6 +541,8 @@ BAD_VALUES = {
         "issuerRef",
     ),
     "an API server by name": (("networkPolicies.apiServers={kubernetes}",), "apiServers"),
+    "root as the user of the pods": (("podSecurity.runAsUser=0",), "runAsUser"),
+    "a group by name": (("agent.supplementalGroups={video}",), "supplementalGroups"),
     "an issuer that nobody asks": (("webhook.tls.issuerRef.name=corporate",), "webhook.tls.issuerRef"),
 }
 

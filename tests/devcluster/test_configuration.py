@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tomllib
+from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 
 import pytest
 import yaml
 
 from devcluster import control_plane, fake_nodes, node
+from devcluster.addresses import ClusterNetwork, IpFamily
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority
 from devcluster.control_plane import Layout
@@ -158,13 +162,39 @@ def test_kubelet_registers_the_nodes_labels_and_address(files: NodeFiles) -> Non
     assert "--node-ip=10.255.0.14" in command
 
 
-def test_nodes_of_a_cluster_never_share_addresses() -> None:
-    """Every number that may be given leads to addresses of its own."""
-    numbers = range(node.NODES_MAX)
+@pytest.mark.parametrize(("family", "versions"), [("ipv4", [4]), ("ipv6", [6]), ("dual", [4, 6])])
+def test_nodes_of_a_cluster_never_share_addresses(family: str, versions: list[int]) -> None:
+    """Every number that may be given leads to addresses of its own, of each family of the cluster."""
+    network, numbers = ClusterNetwork(IpFamily(family)), range(node.NODES_MAX)
+    lengths = {4: 24, 6: 64}
+    bridges = [ip_interface(f"{one}/{lengths[ip_address(one).version]}") for one in network.bridges]
 
-    assert len({node.address(number) for number in numbers}) == node.NODES_MAX
-    assert len({node.pod_network(number) for number in numbers}) == node.NODES_MAX
-    assert all(int(node.address(number).split(".")[-1]) < 255 for number in numbers)
+    for position, version in enumerate(versions):
+        own = {ip_address(network.node(number)[position]) for number in numbers}
+        pods = {ip_network(network.pods(number)[position]) for number in numbers}
+        assert len(own - {bridges[position].ip}) == len(pods) == node.NODES_MAX
+        assert all(one in bridges[position].network for one in own)
+        assert {one.version for one in own} == {one.version for one in pods} == {version}
+    assert [ip_network(one).version for one in network.service_networks.split(",")] == versions
+    assert ip_address(network.service) in ip_network(network.service_networks.split(",")[0])
+
+
+def test_a_cluster_of_ipv6_names_no_other_address(tmp_path: Path) -> None:
+    """But for loopback: API server, kubelet and pods have addresses and URLs of IPv6 alone."""
+    layout = Layout(tmp_path, ClusterNetwork(IpFamily.IPV6))
+    record = DevNodeSpec("n").numbered(3)
+    files = NodeFiles(layout, record, "dev")
+    lines = [
+        *control_plane.api_server_command(BINARIES, layout),
+        *files.kubelet_command(BINARIES),
+        json.dumps(node.cni_configuration(tmp_path, record, layout.network)),
+        *(" ".join(command) for command in node.network_commands(record, layout.network, pid=7)),
+        *layout.network.bridge_commands("atoll0"),
+    ]
+
+    assert layout.server_inside == "https://[fd00:255::1]:6443"
+    assert not re.findall(r"\b10\.\d+\.\d+\.\d+", "\n".join(lines))
+    assert "--node-ip=fd00:255::14" in lines
 
 
 def test_a_node_offers_what_it_is_told_to() -> None:

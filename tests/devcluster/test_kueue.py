@@ -26,7 +26,7 @@ def test_everything_is_applied_but_what_the_process_stands_in_for() -> None:
 
 def test_settings_replace_parts_of_the_configuration(tmp_path: Path) -> None:
     """A test that wants another Kueue says only what differs."""
-    made = kueue.configuration(tmp_path, {"waitForPodsReady": {"timeout": "5s"}})
+    made = kueue.configuration(tmp_path, {"waitForPodsReady": {"timeout": "5s"}}, host="10.255.0.1")
 
     assert made["waitForPodsReady"] == {"timeout": "5s"}
     assert made["webhook"]["certDir"] == str(tmp_path)

@@ -17,6 +17,7 @@ import pytest
 
 from devcluster import state
 from devcluster.control import Control
+from devcluster.control_plane import Layout
 from devcluster.errors import ControlError
 from devcluster.launch import Launched, launch
 from devcluster.state import ClusterRecord
@@ -49,7 +50,7 @@ def supervised(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """A supervisor that this test owns."""
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path_factory.mktemp("s")))
     folder, lock = state.claim_folder("one")
-    launched = launch(folder, lock=lock)
+    launched = launch(Layout(folder), lock=lock)
     record = ClusterRecord(name="one", kubernetes="", port=launched.port, persistent=False, binaries={})
     state.write_record(folder, record)
     yield Supervised(folder=folder, launched=launched, control=Control(folder))

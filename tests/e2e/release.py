@@ -19,6 +19,7 @@ import yaml
 
 from atoll.api import names
 from devcluster import DevCluster, DevNodeSpec, chart
+from devcluster.addresses import IpFamily
 from devcluster.atoll_image import write_atoll_image
 from devcluster.cgroups import hierarchies
 from devcluster.images import ensure_image, program_image
@@ -37,6 +38,11 @@ WORKLOADS = (
 )
 ROLLOUT = "400s"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
+
+
+def home(part: str) -> str:
+    """Return the namespace of a part: agents, which may see their machines, have one of their own."""
+    return names.HEARTBEAT_NAMESPACE if part.endswith("agent") else names.SYSTEM_NAMESPACE
 
 
 def gpu_node(name: str, profile: str) -> DevNodeSpec:
@@ -77,9 +83,12 @@ class ChartRelease:
 
     @classmethod
     @contextmanager
-    def cluster_for(cls, nodes: Sequence[DevNodeSpec]) -> Iterator[ChartRelease]:
+    def cluster_for(
+        cls, nodes: Sequence[DevNodeSpec], *, ip_family: IpFamily = IpFamily.IPV4
+    ) -> Iterator[ChartRelease]:
         """Start a cluster with the GPUs of its profiles, with images, and with nothing of Atoll."""
-        with DevCluster.start(f"pods-{uuid4().hex[:6]}", nodes=nodes, scheduler=True) as cluster:
+        name = f"pods-{uuid4().hex[:6]}"
+        with DevCluster.start(name, nodes=nodes, scheduler=True, ip_family=ip_family) as cluster:
             release = cls(cluster)
             release.load_image("atoll:0.1.0")
             program = cluster.program("kube-scheduler")
@@ -137,17 +146,18 @@ class ChartRelease:
     def wait_rollouts(self) -> None:
         """Wait until every replica of every part is new and available."""
         for target in WORKLOADS:
-            done = self.kubectl("rollout", "status", target, f"--timeout={ROLLOUT}")
+            done = self.kubectl("rollout", "status", target, f"--timeout={ROLLOUT}", namespace=home(target))
             assert done.returncode == 0, f"{target}: {done.stdout}{done.stderr}{self.describe()}"
 
     def _values(self) -> Path:
         """Write what differs on this cluster, as its administrator would.
 
-        The webhook's RuntimeClass, a poll interval for impatient people, and what several nodes on one machine do not
-        share with it: the root of their cgroups, and the id of their boot.
+        No node without GPUs, the webhook's RuntimeClass, a poll interval for impatient people, and what several nodes
+        on one machine do not share with it: the root of their cgroups, and the id of their boot.
         """
         on_node = {"name": "boot-id", "hostPath": {"path": "/proc/sys/kernel/random/boot_id", "type": "File"}}
         values: dict[str, Any] = {
+            "avoidGpuNodes": "preferred",
             "scheduler": {"image": {"repository": "kube-scheduler"}},
             "webhook": {"injectRuntimeClass": True},
             "agent": {
@@ -167,14 +177,14 @@ class ChartRelease:
 
     # What an administrator looks at
 
-    def kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run kubectl in Atoll's namespace."""
-        return self.cluster.kubectl("-n", names.SYSTEM_NAMESPACE, *words)
+    def kubectl(self, *words: str, namespace: str = names.SYSTEM_NAMESPACE) -> subprocess.CompletedProcess[str]:
+        """Run kubectl in a namespace of Atoll's."""
+        return self.cluster.kubectl("-n", namespace, *words)
 
     def pods(self, component: str) -> dict[str, dict[str, Any]]:
         """Return the pods of a part that are not on their way out, by name."""
         selector = f"labelSelector=app.kubernetes.io%2Fname%3Datoll%2Capp.kubernetes.io%2Fcomponent%3D{component}"
-        items = self.cluster.api.get(f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?{selector}")["items"]
+        items = self.cluster.api.get(f"/api/v1/namespaces/{home(component)}/pods?{selector}")["items"]
         found = {item["metadata"]["name"]: item for item in items}
         return {name: item for name, item in found.items() if "deletionTimestamp" not in item["metadata"]}
 
@@ -196,9 +206,10 @@ class ChartRelease:
 
     def describe(self) -> str:
         """Return what an administrator would look at first."""
-        pods = self.kubectl("get", "pods", "-o", "wide").stdout
-        events = self.kubectl("get", "events", "--sort-by=.lastTimestamp").stdout
-        logs = self.kubectl(
-            "logs", "-l", "app.kubernetes.io/name=atoll", "--all-containers", "--tail=15", "--prefix"
-        ).stdout
-        return f"\n{pods}\n{events[-4000:]}\n{logs[-8000:]}"
+        told = ""
+        for namespace in (names.SYSTEM_NAMESPACE, names.HEARTBEAT_NAMESPACE):
+            pods = self.kubectl("get", "pods", "-o", "wide", namespace=namespace).stdout
+            events = self.kubectl("get", "events", "--sort-by=.lastTimestamp", namespace=namespace).stdout
+            words = ("logs", "-l", "app.kubernetes.io/name=atoll", "--all-containers", "--tail=15", "--prefix")
+            told += f"\n{pods}\n{events[-4000:]}\n{self.kubectl(*words, namespace=namespace).stdout[-8000:]}"
+        return told

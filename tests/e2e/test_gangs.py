@@ -47,7 +47,7 @@ class Yard:
         path = f"/apis/gpu.scheduling/v1/namespaces/{self.world.namespace}/gpuclaims"
         self.api.request("POST", path, body)
 
-    def member_body(self, gang: str, name: str, claim: str, **options: Any) -> dict[str, Any]:
+    def member_body(self, gang: str, name: str, claim: str | None, **options: Any) -> dict[str, Any]:
         """Return a pod of a gang."""
         body = self.world.pod_body(name, claim, **options)
         body["metadata"]["annotations"][names.GANG] = gang
@@ -342,6 +342,40 @@ def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Y
         assert found["nodes"] == len(world.cluster.nodes)
     finally:
         world.cluster.api.request("DELETE", f"{path}/{topology}")
+
+
+def test_a_launcher_without_gpus_waits_starts_and_is_replaced_with_its_workers(yard: Yard) -> None:
+    """It asks for cpu alone: gated until the workers fit, on a node that holds it, with no GPU and no Lease. When it
+    fails, the next one starts beside the workers, which keep their GPUs."""
+    world = yard.world
+    world.claim("four", 4)
+    yard.gang("x", count=0, podSets=[{"name": "launcher", "count": 1}, {"name": "workers", "count": 2}])
+
+    def launch(name: str) -> None:
+        body = yard.member_body("x", name, None, script=STAY, restartPolicy="Never")
+        body["metadata"]["annotations"][names.POD_SET] = "launcher"
+        body["spec"]["containers"][0].setdefault("resources", {})["requests"] = {"cpu": "100m"}
+        world.create(body)
+
+    launch("launcher-0")
+    worker = yard.member_body("x", "worker-0", "four")
+    worker["metadata"]["annotations"][names.POD_SET] = "workers"
+    world.create(worker)
+    yard.wait_reason("x", "WaitForQuorum")
+    assert world.leases() == []
+    worker["metadata"]["name"] = "worker-1"
+    world.create(worker)
+    yard.wait_running("x", 3)
+    launcher, held = world.get("launcher-0"), world.leases()
+    assert names.ALLOCATED not in launcher["metadata"]["annotations"]
+    assert not any(one["name"].endswith("VISIBLE_DEVICES") for one in launcher["spec"]["containers"][0].get("env", []))
+    assert len(held) == 8
+
+    world.delete("launcher-0", force=True)
+    launch("launcher-1")
+    yard.wait_running("x", 3)
+    assert world.leases() == held
+    assert yard.status("x")["admissions"] == 1
 
 
 def admissions(yard: Yard, gang: str) -> dict[str, str]:

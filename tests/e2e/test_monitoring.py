@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from atoll.api import names
 from devcluster.build import report_to_stderr
 from devcluster.installation import HEALTH_PORTS
 from devcluster.paths import cache_root
@@ -42,6 +44,11 @@ class Prometheus:
         done = self.world.cluster.run(sys.executable, "-c", ASK, url, query)
         return json.loads(done.stdout)["data"] if done.returncode == 0 else None
 
+    def firing(self) -> set[str]:
+        """Return the names of the alerts that fire."""
+        alerts = (self.ask("alerts") or {"alerts": []})["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
     def values(self, query: str) -> list[float]:
         """Return the numbers that a query gives now; none is left out but those that are no number."""
         answer = self.ask("query", query) or {"result": []}
@@ -59,17 +66,38 @@ def targets(world: RealCluster) -> list[dict[str, Any]]:
 @pytest.fixture
 def prometheus(world: RealCluster, tmp_path: Path) -> Iterator[Prometheus]:
     """A Prometheus with the shipped rules that scrapes every part each second."""
+    with serving(world, tmp_path, DEPLOY / "monitoring" / "rules.yaml") as found:
+        yield found
+
+
+@pytest.fixture
+def impatient(world: RealCluster, tmp_path: Path) -> Iterator[Prometheus]:
+    """The same with alerts that fire at once instead of after minutes."""
+    shipped = yaml.safe_load((DEPLOY / "monitoring" / "rules.yaml").read_text())
+    for group in shipped["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(shipped))
+    with serving(world, tmp_path, rules) as found:
+        yield found
+
+
+@contextmanager
+def serving(world: RealCluster, folder: Path, rules: Path) -> Iterator[Prometheus]:
+    """A Prometheus with these rules that scrapes every part each second."""
     programs = find_prometheus(cache_root(), report=report_to_stderr)
-    configuration = tmp_path / "prometheus.yaml"
+    configuration = folder / "prometheus.yaml"
     scrape = {"job_name": "atoll", "static_configs": targets(world)}
     every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    rules = str(DEPLOY / "monitoring" / "rules.yaml")
-    configuration.write_text(yaml.safe_dump({"global": every, "rule_files": [rules], "scrape_configs": [scrape]}))
-    flags = (f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path / 'data'}")
+    configuration.write_text(yaml.safe_dump({"global": every, "rule_files": [str(rules)], "scrape_configs": [scrape]}))
+    flags = (f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}")
     world.cluster.spawn("prometheus", [programs.prometheus, *flags, f"--web.listen-address=127.0.0.1:{PORT}"])
-    yield Prometheus(world)
-    world.cluster.signal("prometheus", "KILL")
-    world.cluster.wait_exit("prometheus")
+    try:
+        yield Prometheus(world)
+    finally:
+        world.cluster.signal("prometheus", "KILL")
+        world.cluster.wait_exit("prometheus")
 
 
 def dashboard_queries() -> list[str]:
@@ -119,10 +147,7 @@ def test_dashboard_and_rules_find_what_they_ask_for(world: RealCluster, promethe
         name for text in [*dashboard_queries(), *(rule["query"] for rule in rules)] for name in metric_names(text)
     }
     assert wanted - known == set()
-    firing = {
-        alert["labels"]["alertname"] for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"
-    }
-    assert firing == set()
+    assert prometheus.firing() == set()
 
 
 def test_numbers_are_those_of_the_cluster(world: RealCluster, prometheus: Prometheus) -> None:
@@ -142,3 +167,27 @@ def test_numbers_are_those_of_the_cluster(world: RealCluster, prometheus: Promet
         lambda: prometheus.values('max(atoll_controllers_waiting_pods{state="queued"})') == [1.0], "one waiting pod"
     )
     assert max(prometheus.values('atoll_controllers_largest_ask_gpus{policy="island"}')) == 8.0
+
+
+def test_alerts_fire_and_clear_with_what_happens_to_a_machine(world: RealCluster, impatient: Prometheus) -> None:
+    """Its driver is released and taken up; its agent hangs and goes on; its pod is deleted by force under a kubelet
+    that hangs and goes on."""
+    world.claim("one", 1)
+    world.pod("train", "one")
+    node = world.wait_running("train")["spec"]["nodeName"]
+    agent, kubelet = f"agent@{node}", f"kubelet@{node}"
+    label = ("label", "node", node)
+
+    world.cluster.kubectl(*label, f"{names.DRIVER_HOLD}={names.DRIVER_RELEASED}", check=True)
+    world.wait(lambda: "AtollDriverReleased" in impatient.firing(), "the alert about the driver")
+    world.cluster.kubectl(*label, f"{names.DRIVER_HOLD}-", check=True)
+    world.cluster.signal(agent, "STOP")
+    world.wait(lambda: "AtollPartDown" in impatient.firing(), "the alert about the agent")
+    world.cluster.signal(agent, "CONT")
+    world.cluster.signal(kubelet, "STOP")
+    world.delete("train", force=True)
+    world.wait(lambda: "AtollGpusInDoubt" in impatient.firing(), "the alert about the GPU")
+    world.cluster.signal(kubelet, "CONT")
+
+    alerts = {"AtollDriverReleased", "AtollPartDown", "AtollGpusInDoubt"}
+    world.wait(lambda: not impatient.firing() & alerts, "every alert to clear")

@@ -19,7 +19,7 @@ from atoll.api.gangs import GpuGang, GpuGangSpec
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
-from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
+from atoll.cluster.allocations import OTHER_BYTES_MAX, pod_annotations_bytes
 from atoll.cluster.gangs.membership import members_of
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.explain.anonymize import PLAIN_FIELDS, anonymize
@@ -312,10 +312,8 @@ def test_foreign_annotations_stay_at_home() -> None:
     read = decode_snapshot(encode_snapshot(snapshot))
 
     assert "corp.example" not in encode_snapshot(snapshot).decode()
-    assert [annotations_bytes(pod.metadata.annotations) for pod in read.pods] == [
-        0,
-        annotations_bytes(large.metadata.annotations),
-    ]
+    assert [pod_annotations_bytes(pod) for pod in read.pods] == [0, pod_annotations_bytes(large)]
+    assert pod_annotations_bytes(large) > OTHER_BYTES_MAX
 
 
 def test_copies_of_manifests_stay_at_home() -> None:

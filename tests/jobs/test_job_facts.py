@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.jobs.facts import FORWARD, JobFacts, JobObservation, JobPhase, PodFacts, WorkloadFacts, observe, steps_to
+from atoll.jobs.facts import (
+    FORWARD,
+    JobFacts,
+    JobObservation,
+    JobPhase,
+    PodFacts,
+    QuotaFacts,
+    WorkloadFacts,
+    observe,
+    steps_to,
+)
 from atoll.jobs.planning import JobHistory, plan_steps
 from atoll.jobs.policy import JobPolicy
 from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep, step
@@ -77,9 +87,26 @@ OOM = PodFacts("p2", "Failed", reason="OOMKilled", detail="(exit code 137)")
             id="wants no retry",
         ),
         pytest.param(JobFacts(job(is_suspended=True)), P.WAITS_FOR_QUOTA, "waits for quota", id="suspended"),
-        pytest.param(JobFacts(job(is_suspended=True), evicted="Preempted"), P.EVICTED, "Preempted", id="preempted"),
         pytest.param(
-            JobFacts(job(is_suspended=True), evicted="PodsReadyTimeout"),
+            JobFacts(job(is_suspended=True), quota=QuotaFacts(evicted="Preempted", detail="for another")),
+            P.EVICTED,
+            "Preempted: for another",
+            id="preempted",
+        ),
+        pytest.param(
+            JobFacts(job(is_suspended=True), quota=QuotaFacts(detail="5 more needed")),
+            P.WAITS_FOR_QUOTA,
+            "waits for quota: 5 more needed",
+            id="Kueue says what is missing",
+        ),
+        pytest.param(
+            JobFacts(job(is_suspended=True), quota=QuotaFacts(has_kueue=False)),
+            P.WAITS_FOR_QUOTA,
+            "its Job is suspended, and the cluster has no Kueue that would resume it",
+            id="suspended, without Kueue",
+        ),
+        pytest.param(
+            JobFacts(job(is_suspended=True), quota=QuotaFacts(evicted="PodsReadyTimeout")),
             P.WAITS_FOR_QUOTA,
             "lost its quota: PodsReadyTimeout",
             id="evicted for another reason",

@@ -6,14 +6,21 @@ from typing import Any
 
 import httpx
 
+from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
-from jobs.api import ApiParts, build_api
+from jobs.api import build_api
+from jobs.api_parts import ApiParts
+from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
+from jobs.limits import UserLimits
 from jobs.pod_logs import NoPods
+from jobs.queue_cluster import QueueCluster
 from jobs.records import JobRecord
+from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 from tests.fakes.clock import ManualClock
+from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, WorldApi
 
 JOBS = "/api/clusters/local/jobs"
 RULES = AccessRules.model_validate(
@@ -31,6 +38,21 @@ RULES = AccessRules.model_validate(
     }
 )
 SETTINGS = JobServiceSettings.model_validate({"access": "/nowhere"})
+
+
+PRICES = PriceTable.model_validate(
+    {
+        "gpus": [
+            {"gpu": "H100", "memory_gb": 80, "usd_per_hour": "4.00"},
+            {"gpu": "A100", "memory_gb": 80, "usd_per_hour": "2.50"},
+            {"gpu": "A100", "memory_gb": 40, "usd_per_hour": "1.80"},
+            {"gpu": "A10G", "memory_gb": 24, "usd_per_hour": "1.00"},
+        ]
+    }
+)
+
+
+SECRET_KEY = b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 
 class NameTokens:
@@ -72,13 +94,20 @@ class JobService:
         self.clock = ManualClock()
         self.woken: list[str] = []
         self.logs = GivenLogs()
+        self.world = JobWorld()
         parts = ApiParts(
             database=database,
             authenticator=authenticator or NameTokens(),
             rules=RULES,
             settings=settings,
             rendering=RenderSettings(),
+            prices=PRICES,
+            secrets=SecretBox(SECRET_KEY),
+            audit=AuditTrail(database, self.clock),
+            limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
             logs=self.logs,
+            queues=QueueCluster(WorldApi(self.world, Faults())),
+            service_id=SERVICE_ID,
             now=self.clock.now,
             wake=self.woken.append,
         )

@@ -157,6 +157,22 @@ async def test_what_a_form_on_another_site_can_send_is_refused(service: JobServi
     assert told(crossing, 403, "other-site")
 
 
+OF_THE_CLUSTER = (
+    *("queues", "queues/{name}", "usage", "usage.csv", "schedule", "audit"),
+    *("webhooks", "webhooks/{webhook_id}", "webhooks/{webhook_id}/deliveries"),
+)
+OF_ONE_JOB = [
+    ("GET", ""),
+    ("DELETE", ""),
+    ("POST", "/retry"),
+    ("GET", "/events"),
+    ("GET", "/logs"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/cost"),
+]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -164,9 +180,7 @@ async def test_what_a_form_on_another_site_can_send_is_refused(service: JobServi
         ("GET", JOBS),
         ("GET", f"{JOBS}/{NOBODYS}"),
         ("DELETE", f"{JOBS}/{NOBODYS}"),
-        ("POST", f"{JOBS}/{NOBODYS}/retry"),
-        ("GET", f"{JOBS}/{NOBODYS}/events"),
-        ("GET", f"{JOBS}/{NOBODYS}/logs"),
+        *((method, f"{JOBS}/{NOBODYS}{suffix}") for method, suffix in OF_ONE_JOB),
     ],
 )
 async def test_every_route_asks_who_it_is(service: JobService, method: str, path: str) -> None:
@@ -177,9 +191,6 @@ async def test_every_route_asks_who_it_is(service: JobService, method: str, path
     assert told(anonymous, 401, "unauthenticated") == "a bearer token is needed"
     assert anonymous.headers["WWW-Authenticate"] == "Bearer"
     assert stranger.status_code in ({404, 422} if path != JOBS or method == "POST" else {200})
-
-
-OF_ONE_JOB = [("GET", ""), ("DELETE", ""), ("POST", "/retry"), ("GET", "/events"), ("GET", "/logs")]
 
 
 @pytest.mark.parametrize(("method", "suffix"), OF_ONE_JOB)
@@ -202,11 +213,11 @@ async def test_jobs_of_others_are_as_if_they_were_not_there(
 @pytest.mark.parametrize(
     ("by", "statuses"),
     [
-        pytest.param("ann", [200, 202, 409, 200, 200], id="the owner"),
-        pytest.param("amy", [200, 202, 409, 200, 200], id="an admin"),
-        pytest.param("ops", [200, 202, 409, 200, 200], id="an operator"),
-        pytest.param("two", [200, 403, 403, 200, 200], id="another member"),
-        pytest.param("vic", [200, 403, 403, 200, 403], id="a viewer"),
+        pytest.param("ann", [200, 202, 409, 200, 200, 200, 409, 200], id="the owner"),
+        pytest.param("amy", [200, 202, 409, 200, 200, 200, 409, 200], id="an admin"),
+        pytest.param("ops", [200, 202, 409, 200, 200, 200, 409, 200], id="an operator"),
+        pytest.param("two", [200, 403, 403, 200, 200, 403, 403, 200], id="another member"),
+        pytest.param("vic", [200, 403, 403, 200, 403, 403, 403, 200], id="a viewer"),
     ],
 )
 async def test_roles_of_one_tenant(service: JobService, by: str, statuses: list[int]) -> None:
@@ -365,12 +376,12 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert description["openapi"].startswith("3.1")
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
-        for suffix in ("", "/{job_id}", "/{job_id}/retry", "/{job_id}/events", "/{job_id}/logs")
-    }
+        for suffix in ("", "/{job_id}", *("/{job_id}" + suffix for _, suffix in OF_ONE_JOB))
+    } | {f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER}
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
-    assert {"Job", "JobPolicy", "JobView", "ProblemDetails"} <= set(schemas)
+    assert {"Job", "JobPolicy", "JobView", "ProblemDetails", "QueueFile", "QueueView"} <= set(schemas)
     for path in description["paths"].values():
         for operation in path.values():
             assert {"401", "404", "422"} <= set(operation["responses"])

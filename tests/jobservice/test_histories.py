@@ -1,8 +1,8 @@
 """The service is killed at writes, gets no answers, and runs with a busy cluster: no job is lost or duplicated.
 
-Each seed is a history: people submit, cancel and retry, Kueue admits and preempts, pods fail, somebody deletes objects
-by hand, and the process dies again and again before or after a write to the database or the API server. Finally faults
-stop, one resync runs, and records and cluster agree. ATOLL_HISTORIES=n runs more.
+Each seed is a history: people submit, pause, resume, cancel and retry, Kueue admits and preempts, pods fail, somebody
+deletes objects by hand, and the process dies again and again before or after a write to the database or the API server.
+Finally faults stop, one resync runs, and records and cluster agree. ATOLL_HISTORIES=n runs more.
 """
 
 import os
@@ -25,7 +25,17 @@ from atoll.kube.errors import KubeError
 from jobs.database import engine_of, migrate
 from jobs.errors import JobServiceError
 from jobs.records import JobRecord
-from jobs.store import JobFilter, active_ids, ask_to_cancel, create_job, list_events, list_jobs, retry_job
+from jobs.store import (
+    JobFilter,
+    active_ids,
+    ask_to_cancel,
+    ask_to_pause,
+    create_job,
+    list_events,
+    list_jobs,
+    resume_job,
+    retry_job,
+)
 from tests.jobservice.made import new_job
 from tests.jobservice.world import Faults, JobWorld, ServiceKilled, ServiceProcess
 
@@ -33,6 +43,7 @@ HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "200"))
 BATCHES = 8
 TICKS = 25
 REST_TICKS = 60
+ASKED = {"cancel": ask_to_cancel, "retry": retry_job, "pause": ask_to_pause, "resume": resume_job}
 FATES = ("", "", "", "OOMKilled", "Error")
 
 
@@ -82,6 +93,12 @@ class ServiceLife:
             before = dict(self.world.server.objects)
             await self.service.resync()
             active = await self.service.database.read(lambda session: active_ids(session, "local"))
+            for job_id in active:
+                with suppress(JobServiceError):  # most are not paused
+                    now = self.world.clock.now()
+                    await self.service.database.write(
+                        lambda session, job_id=job_id, now=now: resume_job(session, job_id, now=now, actor="ann")
+                    )
             if not active and before == self.world.server.objects:
                 return
 
@@ -98,13 +115,13 @@ class ServiceLife:
 
     async def happen(self) -> None:
         """Do one thing that people, Kueue or chance do."""
-        act = self.rng.choice(("submit", "submit", "cancel", "retry", "suspend", "admit", "delete", "nothing"))
+        act = self.rng.choice(("submit", "submit", "cancel", "retry", "pause", "resume", "suspend", "admit", "delete"))
         name = f"job-{self.rng.randrange(6)}"
         if act == "submit":
             await self.submit(name)
-        elif act in ("cancel", "retry") and self.submitted:
+        elif act in ASKED and self.submitted:
             job_id, now = self.submitted[self.rng.choice(sorted(self.submitted))], self.world.clock.now()
-            asked = ask_to_cancel if act == "cancel" else retry_job
+            asked = ASKED[act]
             await self.service.database.write(lambda session: asked(session, job_id, now=now, actor="ann"))
         elif act == "suspend":
             self.world.suspend(name, reason=self.rng.choice(("Preempted", "PodsReadyTimeout")))

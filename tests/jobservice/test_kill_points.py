@@ -1,7 +1,7 @@
 """The service is killed at every write of a job's lifecycle, before or after it is carried out, and restarted.
 
-The job is created, killed for its memory, retried, and cancelled while it runs. The process is killed at each write to
-the database or the API server in turn; the job always ends the same.
+The job is created, killed for its memory, retried, paused, resumed, and cancelled while it runs. The process is killed
+at each write to the database or the API server in turn; the job always ends the same.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from atoll.jobs.states import JobState
 from jobs.database import engine_of, migrate
 from jobs.records import JobRecord
-from jobs.store import ask_to_cancel, create_job, get_job, list_events
+from jobs.store import ask_to_cancel, ask_to_pause, create_job, get_job, list_events, resume_job
 from tests.jobservice.made import new_job
 from tests.jobservice.world import Faults, JobWorld, ServiceKilled, ServiceProcess
 
@@ -23,10 +23,13 @@ WRITES_MIN = 15
 ROUNDS = 12
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A database for all points."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('records')}/jobs.db"
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A database for all points, of each kind."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('records')}/jobs.db"
+    else:
+        url = request.getfixturevalue("postgres_server")
     migrate(url)
     return engine_of(url)
 
@@ -73,6 +76,16 @@ class KilledLife:
             await self.look()
             self.world.play()
         with Session(self.engine) as session, session.begin():
+            ask_to_pause(session, JOB_ID, now=self.world.clock.now(), actor="ann")
+        for _ in range(ROUNDS):
+            await self.look()
+            self.world.play()
+        with Session(self.engine) as session, session.begin():
+            resume_job(session, JOB_ID, now=self.world.clock.now(), actor="ann")
+        for _ in range(3):
+            await self.look()
+            self.world.play()
+        with Session(self.engine) as session, session.begin():
             ask_to_cancel(session, JOB_ID, now=self.world.clock.now(), actor="ann")
         for _ in range(ROUNDS):
             await self.look()
@@ -89,7 +102,7 @@ async def life(engine: Engine, faults: Faults) -> KilledLife:
 
 
 async def test_a_life_ends_the_same_wherever_the_service_dies(engine: Engine) -> None:
-    """Cancelled after one retry, one Job for each try, and nothing left in the cluster."""
+    """Cancelled after one retry and one pause, one Job for each try, and nothing left in the cluster."""
     whole = await life(engine, Faults())
     points = whole.service.faults.writes
     assert points >= WRITES_MIN
@@ -103,7 +116,7 @@ async def test_a_life_ends_the_same_wherever_the_service_dies(engine: Engine) ->
             told = [one.what for one in events]
 
             assert lived.deaths == 1, where
-            assert (record.state, record.retry_count, record.attempt) == (JobState.CANCELLED, 1, 2), where
-            assert Counter(lived.world.created) == Counter({("Job", JOB_ID, "1"): 1, ("Job", JOB_ID, "2"): 1}), where
+            assert (record.state, record.retry_count, record.attempt) == (JobState.CANCELLED, 1, 3), where
+            assert Counter(lived.world.created) == Counter(("Job", JOB_ID, attempt) for attempt in "123"), where
             assert not lived.world.server.objects, where
-            assert (told.count("submit"), told.count("retry"), told.count("cancel")) == (2, 1, 1), where
+            assert [told.count(what) for what in ("submit", "retry", "pause", "cancel")] == [3, 1, 1, 1], where

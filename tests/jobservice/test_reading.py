@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.api import names
-from atoll.jobs.facts import PodFacts, WorkloadFacts
-from jobs.reading import DETAIL_LENGTH_MAX, decode_evictions, decode_pod, decode_workload
+from atoll.jobs.facts import PodFacts, QuotaFacts, WorkloadFacts
+from jobs.reading import DETAIL_LENGTH_MAX, decode_pod, decode_quota, decode_workload
 
 
 def raw(value: Any) -> bytes:
@@ -133,14 +133,25 @@ def test_only_kueues_gates_mean_quota() -> None:
     assert [decode_pod(one).is_gated for one in gates.values()] == [True, False]
 
 
-def test_evictions_of_kueue() -> None:
-    """The condition Evicted counts while it holds."""
-    for conditions, told in (
-        ([condition("Evicted", reason="Preempted")], "Preempted"),
-        ([condition("Evicted", "False", reason="Preempted")], ""),
-        ([], ""),
-    ):
-        assert decode_evictions(raw({"status": {"conditions": conditions}})) == told
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ({"conditions": [condition("Evicted", reason="Preempted")]}, QuotaFacts(evicted="Preempted")),
+        ({"conditions": [condition("Evicted", "False", reason="Preempted")]}, QuotaFacts()),
+        (
+            {"conditions": [condition("QuotaReserved", "False", reason="Pending", message="5 more needed")]},
+            QuotaFacts(detail="5 more needed"),
+        ),
+        (
+            {"admission": {"podSetAssignments": [{"flavors": {"cpu": "h100", "gpu.scheduling/gpu": "h100"}}]}},
+            QuotaFacts(flavors=("h100",)),
+        ),
+        ({}, QuotaFacts()),
+    ],
+)
+def test_what_kueue_says_about_quota(status: dict[str, Any], told: QuotaFacts) -> None:
+    """An eviction counts while its condition holds; a waiting job says what is missing; an admitted one its flavors."""
+    assert decode_quota(raw({"status": status})) == told
 
 
 JSON = st.recursive(

@@ -114,8 +114,8 @@ class WorldApi:
         return self._faults.write(lambda: self._world.answer("POST", path, dict(body)), lambda: _unanswered(path))
 
     async def patch(self, path: str, body: Mapping[str, Any], **_options: Any) -> bytes:
-        """Not used by the service."""
-        raise AssertionError(path)
+        """PATCH, as a merge patch."""
+        return self._faults.write(lambda: self._world.answer("PATCH", path, dict(body)), lambda: _unanswered(path))
 
     async def delete(self, path: str, options: Mapping[str, Any] | None = None, **_options: Any) -> bytes:
         """DELETE."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -273,3 +274,32 @@ async def test_parallel_calls_share_one_session(server: FakeApiServer, client: A
 
     names = [msgspec.json.decode(answer)["metadata"]["name"] for answer in answers]
     assert names == [f"p{number}" for number in range(50)]
+
+
+async def test_pages_of_large_objects_are_smaller(
+    server: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page beyond the bound is asked for again in smaller ones, so that no tenant's large pods end every list."""
+    monkeypatch.setattr("atoll.kube.client.ANSWER_BYTES_MAX", 4_000)
+    for number in range(40):
+        note = "x" * (1_500 if number < 5 else 10)
+        server.put(paths.pods("team", f"p{number:02}"), {"metadata": {"annotations": {"note": note}}})
+
+    listing = await client.list(paths.pods("team"), msgspec.json.Decoder(dict[str, Any]).decode, page_size=16)
+
+    assert [pod["metadata"]["name"] for pod in listing.items] == [f"p{number:02}" for number in range(40)]
+    assert server.count("limit=16") > 1
+    assert server.count("limit=") < 14
+
+
+async def test_one_object_beyond_the_bound_is_an_error(
+    server: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smaller pages end at one object; no loop follows."""
+    monkeypatch.setattr("atoll.kube.client.ANSWER_BYTES_MAX", 1_000)
+    server.put(POD, {"metadata": {"annotations": {"note": "x" * 2_000}}})
+
+    with pytest.raises(errors.AnswerTooLarge):
+        await client.list(paths.pods("team"), bytes, page_size=16)
+
+    assert server.count("limit=") == 3

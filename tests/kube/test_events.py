@@ -1,12 +1,21 @@
 """The event recorder: it never disturbs its caller and never floods the API server."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.events import KEYS_MAX, SIMILAR_MAX, SIMILAR_NOTE, EventRecorder, ObjectReference
+from atoll.kube.events import (
+    KEYS_MAX,
+    NAMESPACE_KEYS_MAX,
+    RESERVED_KEYS,
+    SIMILAR_MAX,
+    SIMILAR_NOTE,
+    EventRecorder,
+    ObjectReference,
+)
 from tests.fakes.api_server import FakeApiServer, answering
 from tests.fakes.clock import ManualClock, until
 
@@ -123,12 +132,38 @@ async def test_rate_is_bounded_and_the_rest_comes_later(
     assert sorted(event["note"] for event in server.objects.values()) == [f"note {number}" for number in range(8)]
 
 
-async def test_memory_is_bounded(recorder: EventRecorder) -> None:
-    """What goes beyond is dropped and counted."""
-    for number in range(KEYS_MAX + 7):
-        bound(recorder, ObjectReference("v1", "Pod", f"trainer-{number}", "team", f"u{number}"))
+@pytest.mark.parametrize("namespaces", [1, 3, 10_000])
+async def test_memory_is_bounded_and_no_tenant_takes_the_room_of_nodes(
+    recorder: EventRecorder, namespaces: int
+) -> None:
+    """Whatever tenants do, facts are bounded, those of one namespace too, and those of nodes find room."""
+    for number in range(10_000):
+        bound(recorder, replace(POD, name=f"p{number}", namespace=f"team-{number % namespaces}"))
+    assert len(recorder._series) <= min(namespaces * NAMESPACE_KEYS_MAX, KEYS_MAX - RESERVED_KEYS)
 
-    assert recorder.dropped_count == 7
+    dropped = recorder.dropped_count
+    for number in range(RESERVED_KEYS):
+        bound(recorder, replace(NODE, name=f"n{number}"))
+    assert recorder.dropped_count == dropped
+
+    for number in range(10_000):
+        bound(recorder, replace(NODE, name=f"x{number}"))
+    assert len(recorder._series) <= KEYS_MAX
+
+
+async def test_nodes_go_first_and_namespaces_take_turns(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """A flood of one tenant's facts delays neither a node's warning nor another tenant's first fact."""
+    for number in range(50):
+        bound(recorder, replace(POD, name=f"p{number}", namespace="flood"))
+    bound(recorder, replace(POD, namespace="calm"))
+    bound(recorder, NODE)
+
+    await recorder.flush()
+
+    told = [path.rpartition("/")[2].partition(".")[0] for path in server.objects]
+    assert told == ["n1", "p0", "trainer-0", "p1", "p2"]
 
 
 async def test_facts_are_forgotten(recorder: EventRecorder, clock: ManualClock, server: FakeApiServer) -> None:

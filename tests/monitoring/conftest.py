@@ -28,6 +28,7 @@ AGENT = SimpleNamespace(
     failures_count=0,
     observation_seconds=0.1,
     evidence_is_complete=True,
+    driver_problem="",
     devices=(),
     watches={"pod": WATCH},
     seconds_since_observation=lambda: 1.0,

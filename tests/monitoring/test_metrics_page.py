@@ -19,6 +19,7 @@ LABELS = {
     "mig": "MIG profiles in the cluster",
     "model": f"GPU models in the cluster, at most {MODELS_MAX} and `other`",
     "outcome": "a few outcomes of each decision",
+    "phase": "phases of a machine's life",
     "policy": "four policies of claims",
     "proof": "six proofs of a pod's end",
     "reason": "constant texts and words of the reference",

@@ -14,7 +14,7 @@ FAR_AHEAD = LONG_AGO + timedelta(days=36500)
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 and for clients."""
+    """Signs certificates for an address and for clients."""
 
     def __init__(self, name: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -25,10 +25,10 @@ class Authority:
         path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
         return path
 
-    def issue(self, common_name: str, certificate: Path, key: Path) -> None:
+    def issue(self, common_name: str, certificate: Path, key: Path, *, address: str = "127.0.0.1") -> None:
         """Write a fresh key and its certificate."""
         private = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+        names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
         signed = self._build(_name(common_name), private, is_authority=False).add_extension(names, critical=False)
         pem = serialization.Encoding.PEM
         certificate.write_bytes(signed.sign(self._key, hashes.SHA256()).public_bytes(pem))

@@ -1,12 +1,14 @@
 """The HTTP server: correct health, bounded bodies, metrics, and a clean stop."""
 
 import asyncio
+import contextlib
+import socket
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from atoll.service.http import add_health, application, listening, serve
+from atoll.service.http import add_health, application, in_url, listening, serve
 from atoll.service.metrics import Metrics
 
 
@@ -123,6 +125,41 @@ async def test_serve_ends_cleanly_when_cancelled() -> None:
 
     async with listening(application(), "127.0.0.1", port) as again:
         assert again == port
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("*", {"127.0.0.1", "[::1]"}),
+        ("0.0.0.0", {"127.0.0.1"}),
+        ("::", {"[::1]"}),
+        ("::1", {"[::1]"}),
+        ("127.0.0.1", {"127.0.0.1"}),
+    ],
+)
+async def test_a_host_says_which_families_can_connect(host: str, reached: set[str]) -> None:
+    """`*` is every address of both families, as IPv6-only and dual-stack clusters need; anything else is one family."""
+    app = application()
+    add_health(app)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    answered = set()
+
+    async with listening(app, host, free), aiohttp.ClientSession() as session:
+        for address in ("127.0.0.1", "[::1]"):
+            with contextlib.suppress(aiohttp.ClientConnectorError):
+                async with session.get(f"http://{address}:{free}/livez") as answer:
+                    answered.add(address if answer.status == 200 else "")
+
+    assert answered == reached
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("::1", "[::1]"), ("10.0.0.1", "10.0.0.1"), ("atoll.example", "atoll.example")]
+)
+def test_a_host_in_a_url(host: str, shown: str) -> None:
+    """IPv6 addresses stand in brackets, so that the port can be told from them."""
+    assert in_url(host) == shown
 
 
 async def test_taken_port_is_an_error() -> None:

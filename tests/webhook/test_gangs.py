@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.webhook.test_mutation import admit, make_claim, make_pod, refused
+from tests.webhook.test_mutation import admit, container, decide, make_claim, make_pod, refused
+from webhook.requests import Defaults
+from webhook.review import Mutation
 
 GATE = {"name": names.GANG_GATE}
 FOREIGN = {"name": "example.com/quota"}
@@ -35,6 +37,34 @@ def test_a_member_is_annotated_and_gated(pod: dict[str, Any], how: dict[str, Any
     assert made["metadata"]["annotations"][names.GANG] == "train"
     assert made["spec"]["schedulingGates"] == [GATE]
     assert admit(made, **how) == made
+
+
+def test_a_member_without_gpus_is_gated_and_gets_nothing_of_gpus() -> None:
+    """A launcher gets gate and scheduler, no count, variable or class, and a warning in case GPUs were forgotten."""
+    pod = make_pod(container(), claim=None, annotations={names.GANG: "train"})
+    defaults = Defaults(inject_runtime_class=True)
+    made, decision = admit(pod, defaults=defaults), decide(pod, defaults=defaults)
+
+    assert made["spec"] == {**pod["spec"], "schedulerName": names.SCHEDULER_NAME, "schedulingGates": [GATE]}
+    assert made["metadata"]["annotations"] == {names.GANG: "train"}
+    assert isinstance(decision, Mutation)
+    assert [warning for warning in decision.warnings if "without GPUs" in warning]
+    assert admit(made, defaults=defaults) == made
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"schedulerName": "volcano"}, "schedulerName"),
+        ({"nodeName": "n1"}, "nodeName"),
+        ({"runtimeClassName": names.RUNTIME_CLASS}, "runtimeClassName"),
+    ],
+)
+def test_a_member_without_gpus_is_refused_what_would_go_past_its_gang(spec: dict[str, Any], told: str) -> None:
+    """Another scheduler, a node by hand, or the class that opens GPUs."""
+    denial = refused(make_pod(container(), claim=None, annotations={names.GANG: "train"}, **spec))
+
+    assert told in denial.message
 
 
 def test_gates_of_others_stay() -> None:

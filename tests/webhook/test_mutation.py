@@ -448,6 +448,10 @@ TWICE = [*own_variables("main"), {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
             make_pod(container(env=literal("CUDA_VISIBLE_DEVICES", "0"))), 403, "remove it", id="cuda-literal"
         ),
         pytest.param(make_pod(container(env=literal("NVIDIA_VISIBLE_DEVICES"))), 403, "remove it", id="nvidia-all"),
+        pytest.param(make_pod(container(env=literal("NVIDIA_NVSWITCH"))), 403, "whole machine", id="switches"),
+        pytest.param(make_pod(container(env=literal("NVIDIA_IMEX_CHANNELS", "0"))), 403, "remove it", id="imex"),
+        pytest.param(make_pod(container(env=literal("NVIDIA_GDRCOPY", "enabled"))), 403, "remove it", id="gdrcopy"),
+        pytest.param(make_pod(annotations={"cdi.k8s.io/a": "nvidia.com/gpu=all"}), 403, "cdi.k8s.io/a", id="cdi"),
         pytest.param(make_pod(container(env=literal("CUDA_VISIBLE_DEVICES", ""))), 403, "remove it", id="set-empty"),
         pytest.param(make_pod(container(env=literal("HIP_VISIBLE_DEVICES", "0"))), 403, "remove it", id="other-vendor"),
         pytest.param(make_pod(container(env=FROM_MAP)), 403, "remove it", id="from-configmap"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from atoll.api import names
 from atoll.api.gangs import GpuGangStatus
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.membership import GangMember, MemberStage, without_pod_set
+from atoll.cluster.gangs.membership import GangMember, MemberStage, is_of_stateful_set, without_pod_set
 from atoll.cluster.gangs.readiness import QuorumCount
 
 
@@ -44,6 +44,9 @@ def close_admission(status: GpuGangStatus) -> GpuGangStatus:
     return status.model_copy(update=update)
 
 
+IN_ORDER = "; a StatefulSet creates its pods one after the other unless its podManagementPolicy is Parallel"
+
+
 def with_quorum(
     status: GpuGangStatus, members: Sequence[GangMember], present: QuorumCount, now_seconds: float
 ) -> GpuGangStatus:
@@ -53,6 +56,7 @@ def with_quorum(
     lost = len(without_pod_set(members))
     message = str(present) + (f"; {held_back} wait behind gates of others" if held_back else "")
     message += f"; {lost} name no pod set of this gang" if lost else ""
+    message += IN_ORDER if not present.is_enough and any(map(is_of_stateful_set, members)) else ""
     return put(
         status,
         names.CONDITION_QUORUM,

@@ -11,10 +11,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from atoll.api.gangs import GangTopologyRequest, GpuGangSpec, TopologyMode
+from atoll.api.kept import KUEUE_PODSET, KUEUE_WORKLOAD
 from atoll.api.topologies import HOSTNAME
 from atoll.cluster.objects import Pod
 
-PREFIX: Final = "kueue.x-k8s.io/podset-"
+PREFIX: Final = KUEUE_PODSET
 MODES: Final = {f"{PREFIX}{mode}-topology": mode for mode in ("required", "preferred", "unconstrained")}
 SLICE_LEVEL: Final = f"{PREFIX}slice-required-topology"
 SLICE_SIZE: Final = f"{PREFIX}slice-size"
@@ -24,7 +25,6 @@ LEVELS: Final = (f"{PREFIX}required-topology", f"{PREFIX}preferred-topology", SL
 KUEUE_ANNOTATIONS: Final = (*MODES, SLICE_LEVEL, SLICE_SIZE, GROUP)
 """Annotations of a pod that request a topology for its pod set."""
 _MANAGED: Final = ("kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset")
-_WORKLOAD: Final = "kueue.x-k8s.io/workload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def is_placed_by_kueue(pod: Pod) -> bool:
     """Return whether Kueue manages the pod or has chosen its host: then Kueue handles the annotations."""
     return (
         any(label in pod.metadata.labels for label in _MANAGED)
-        or _WORKLOAD in pod.metadata.annotations
+        or KUEUE_WORKLOAD in pod.metadata.annotations
         or HOSTNAME in (pod.spec.node_selector or {})
     )
 

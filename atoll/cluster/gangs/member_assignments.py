@@ -18,7 +18,8 @@ from topology.gangs.model import DomainCount, PlacedMember, Placement, PodSetPla
 
 @dataclass(frozen=True, slots=True)
 class MemberAssignment:
-    """The GPUs that one member is to hold. `node_uid` and the claim go onto its Leases."""
+    """The place of one member, and the GPUs that it is to hold there: none for a member that needs none. `node_uid` and
+    the claim go onto its Leases."""
 
     member: GangMember
     allocation: Allocation
@@ -38,6 +39,8 @@ def member_assignments(
 
 def member_assignment(placed: PlacedMember, member: GangMember, devices: Mapping[str, NodeDevices]) -> MemberAssignment:
     """Return the assignment of one placed member."""
+    if not placed.positions:
+        return MemberAssignment(member, Allocation(placed.host, (), ()), "")
     node = devices[placed.host]
     chosen = [node.devices[position] for position in placed.positions]
     allocation = Allocation(node.node, tuple(d.id for d in chosen), tuple(d.uuid for d in chosen))

@@ -86,6 +86,12 @@ def owner_uid(member: GangMember) -> str:
     return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")
 
 
+def is_of_stateful_set(member: GangMember) -> bool:
+    """Return whether the member's controller is a StatefulSet, which by default creates a pod only once the one before
+    it is Ready."""
+    return any(owner.controller and owner.kind == "StatefulSet" for owner in member.pod.metadata.owner_references)
+
+
 def admission_of(member: GangMember) -> str:
     """Return the id of the admission in which the member was ungated; empty if none, or from before ids existed."""
     return member.pod.metadata.annotations.get(names.ADMISSION, "")

@@ -22,13 +22,15 @@ ALONE = "~"
 class NodeDomains:
     """`name`: the Topology, empty for none. `paths`: per node inside, one domain name per level, widest first.
 
-    `spares`: (level, machines per domain) that are taken last.
+    `spares`: (level, machines per domain) that are taken last. `wide`: the same with the nodes that are outside, each
+    alone at the levels that it lacks; None if no node is.
     """
 
     name: str
     levels: tuple[str, ...]
     paths: Mapping[str, tuple[str, ...]]
     spares: tuple[str, int] | None = None
+    wide: "NodeDomains | None" = None
 
 
 def requests_of(spec: GpuGangSpec) -> Iterator[GangTopologyRequest]:
@@ -120,16 +122,16 @@ def node_domains_of(
         return problem
     levels = topology.spec.labels
     paths: dict[str, tuple[str, ...]] = {}
+    outside: dict[str, tuple[str, ...]] = {}
     for node in known:
         name = node.metadata.name
         is_covered = covers(topology, node)
         values = level_values(node, reports.get(name), levels) if is_covered else ("",) * len(levels)
-        if (is_covered or not confined) and (all(values) or not strict):
-            paths[name] = tuple(value or f"{ALONE}{name}" for value in values)
-    spares = topology.spec.spares
-    return NodeDomains(
-        topology.metadata.name, levels, paths, (spares.level, spares.count) if spares is not None else None
-    )
+        is_inside = (is_covered or not confined) and (all(values) or not strict)
+        (paths if is_inside else outside)[name] = tuple(value or f"{ALONE}{name}" for value in values)
+    spares = (topology.spec.spares.level, topology.spec.spares.count) if topology.spec.spares is not None else None
+    wide = NodeDomains(topology.metadata.name, levels, {**paths, **outside}, spares) if outside else None
+    return NodeDomains(topology.metadata.name, levels, paths, spares, wide)
 
 
 def _problem(topology: Topology, nodes: Sequence[Node], reports: Mapping[str, GpuNodeStatus]) -> Obstacle | None:

@@ -17,6 +17,7 @@ from atoll.cluster.gangs.search_input import (
     GangSearchInput,
     Models,
     PlacementSnapshot,
+    gpu_requests,
     model_choices,
     search_input,
     unreported_nodes,
@@ -60,7 +61,12 @@ def find_places(
     answer = search(view, chosen, requests, node_domains, cluster)
     if isinstance(answer, FoundPlacement) or answer.verdict is not Verdict.BUSY:
         return answer
-    if isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement):
+    fits_emptied = isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement)
+    if cluster.pool is not None:
+        held = sum(mask.bit_count() for mask in cluster.pool.positions.values())
+        why = "waits for" if fits_emptied else "does not fit, even if no pod used"
+        return replace(answer, message=f"{why} the {held} GPUs of its GpuReservation: {answer.message}")
+    if fits_emptied:
         return answer
     opened = search(view, chosen, requests, node_domains, cluster.opened())
     if isinstance(opened, FoundPlacement):
@@ -69,7 +75,7 @@ def find_places(
         facts = [fact for host in hosts if (fact := cluster.withheld(host))]
         message = f"fits when {listed(facts, 'and')}; now {answer.message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
-    if unreported := unreported_nodes(chosen, node_domains, cluster):
+    if unreported := unreported_nodes(chosen, requests, node_domains, cluster):
         count = f"{len(unreported)} node{'s' if len(unreported) > 1 else ''}"
         message = f"waits for the report of {count}: {listed(unreported, 'and')}; now {answer.message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
@@ -87,7 +93,7 @@ def search(
     done = done_before(view.members, view.status.succeeded, chosen)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
-    choices = model_choices((requests[member.uid] for member in chosen), node_domains, cluster)
+    choices = model_choices(gpu_requests(chosen, requests), node_domains, cluster)
     for is_elastic in (False, True) if len(chosen) > needed else (False,):
         found: dict[int, list[tuple[tuple[int, ...], FoundPlacement]]] = {}
         for rank, models in choices:

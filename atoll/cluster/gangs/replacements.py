@@ -16,7 +16,7 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, node_of
 from atoll.cluster.gangs.node_domains import NodeDomains
-from atoll.cluster.gangs.search_input import PlacementSnapshot, model_choices, search_input
+from atoll.cluster.gangs.search_input import PlacementSnapshot, gpu_requests, model_choices, search_input
 from atoll.cluster.requests import Request
 from topology.gangs.model import Gang, Mode, Placement, PodSet, PodSetPlacement
 from topology.gangs.model import PlacedMember as Place
@@ -40,7 +40,7 @@ def place_missing(
     spec = view.gang.spec
     homes = _homes(view.members, node_domains)
     used = {model for member, _ in homes for model in _models_of(member, cluster)}
-    choices = model_choices((requests[member.uid] for member in missing), node_domains, cluster)
+    choices = model_choices(gpu_requests(missing, requests), node_domains, cluster)
     models = next((models for _, models in choices if not used or used.issuperset(models.values())), None)
     if models is None:
         return ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 from types import MappingProxyType
 
-from atoll.api.gangs import GangPodSet, GpuGangSpec
+from atoll.api.gangs import GangPodSet, GpuGangSpec, TopologyMode
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
@@ -19,9 +19,11 @@ from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import minimum_of
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.weakness import weaknesses
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
@@ -30,6 +32,7 @@ from topology.gangs.spares import with_spares
 
 NO_REPORT = "no fresh GPU report"
 OTHER_MODEL = "another model than the others of the gang"
+OUTSIDE = "outside of the topology"
 Models = Mapping[Request, str]
 ANY_MODEL: Models = MappingProxyType({})
 MODEL_CHOICES_MAX = 64
@@ -38,10 +41,19 @@ PART = "/"
 
 
 @dataclass(frozen=True, slots=True)
+class ReservedPool:
+    """GPUs of a GpuReservation, given by its uid. `positions`: masks by node, of all that it or its pods hold."""
+
+    reservation: str
+    positions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
-    taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes."""
+    taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes; `pool`: the GPUs that
+    the gang is confined to, if it uses a GpuReservation."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -50,7 +62,8 @@ class PlacementSnapshot:
     free: Mapping[str, Mapping[str, int]]
     last: frozenset[str] = frozenset()
     volumes: host_fit.Volumes = field(default_factory=host_fit.Volumes)
-    _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict)
+    pool: ReservedPool | None = None
+    _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict, init=False)
 
     def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
         """Return the hosts of these domains, built once: every gang that is tried on this snapshot shares them."""
@@ -70,10 +83,13 @@ class PlacementSnapshot:
         return self.last.union(name for name, cell in self.cells.items() if cell.shape in weak) if weak else self.last
 
     def emptied(self) -> "PlacementSnapshot":
-        """Return the same machines without any pod."""
-        cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
+        """Return the same machines without any pod; of a GpuReservation, only what it holds."""
+        masks = {name: self.devices[name].usable for name in self.cells}
+        if self.pool is not None:
+            masks = {name: mask & self.pool.positions.get(name, 0) for name, mask in masks.items()}
+        cells = {name: cell_of(self.devices[name].shape, mask) for name, mask in masks.items()}
         free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
-        return PlacementSnapshot(self.nodes, self.devices, cells, {}, free, volumes=self.volumes)
+        return replace(self, cells=cells, pods_on={}, free=free)
 
     def opened(self) -> "PlacementSnapshot":
         """Return the same machines without any pod, as they are once every node is open, ready and heard of again and
@@ -83,7 +99,7 @@ class PlacementSnapshot:
         cells = {name: cell_of(one.shape, all_positions(one)) for name, one in known.items()}
         free = {name: host_fit.free(node, ()) for name, node in nodes.items()}
         last = frozenset(name for name in known if self.withheld(name))
-        return PlacementSnapshot(nodes, self.devices, cells, {}, free, last, self.volumes)
+        return replace(self, nodes=nodes, cells=cells, pods_on={}, free=free, last=last)
 
     def withheld(self, name: str) -> str:
         """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
@@ -96,7 +112,22 @@ class PlacementSnapshot:
     def without_positions(self, masks: Mapping[str, int]) -> "PlacementSnapshot":
         """Return the snapshot without these positions of nodes."""
         cells = {name: cell_of(cell.shape, cell.free & ~masks.get(name, 0)) for name, cell in self.cells.items()}
-        return PlacementSnapshot(self.nodes, self.devices, cells, self.pods_on, self.free, self.last, self.volumes)
+        return replace(self, cells=cells)
+
+    def confined(self, ledger: Ledger, reservation: str, *, now_seconds: float) -> "PlacementSnapshot":
+        """Return the snapshot for a gang that may use the GPUs of one GpuReservation, given by its uid, and no others;
+        for everybody if it is empty."""
+        if not reservation:
+            return self
+        positions: dict[str, int] = {}
+        for record in ledger.leases.values():
+            devices = ledger.nodes.get(record.node)
+            if devices is not None and reservation_of((record,)) == reservation:
+                mask = devices.mask_of((), frozenset({record.device_uuid}))
+                positions[record.node] = positions.get(record.node, 0) | mask
+        own = ledger.own_cells(now_seconds=now_seconds, asking_reservation=reservation)
+        cells = {name: own.get(name) or cell_of(cell.shape, 0) for name, cell in self.cells.items()}
+        return replace(self, cells=cells, pool=ReservedPool(reservation, positions))
 
 
 def usable_positions(
@@ -104,7 +135,7 @@ def usable_positions(
 ) -> dict[str, int]:
     """Return the positions by node that the members could use, free or not: what they contend for with others."""
     found: dict[str, int] = {}
-    for member in {one.pod_set: one for one in chosen}.values():
+    for member in {one.pod_set: one for one in chosen if one.uid in requests}.values():
         request = plain(requests[member.uid])
         for name, cell in cluster.cells.items():
             node = cluster.nodes.get(name)
@@ -117,13 +148,16 @@ def usable_positions(
 
 
 def unreported_nodes(
-    chosen: Sequence[GangMember], node_domains: NodeDomains, cluster: PlacementSnapshot
+    chosen: Sequence[GangMember],
+    requests: Mapping[str, Request],
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
 ) -> tuple[str, ...]:
     """Return the nodes that may have GPUs for a member and of which no report is known.
 
     A node may have GPUs where the topology of the gang covers it, or where it says so by a label or a resource.
     """
-    templates = [one.pod for one in {one.pod_set: one for one in chosen}.values()]
+    templates = [one.pod for one in {one.pod_set: one for one in chosen if one.uid in requests}.values()]
     names_ = (name for name in sorted(node_domains.paths) if name in cluster.nodes and name not in cluster.devices)
     return tuple(
         name
@@ -152,7 +186,8 @@ def search_input(
     done: Mapping[str, int] | None = None,
     models: Models = ANY_MODEL,
 ) -> GangSearchInput | Obstacle:
-    """Return the question for the members `chosen`; `requests` are their own, by uid.
+    """Return the question for the members `chosen`; `requests` are their own, by uid. A member without a request needs
+    no GPUs; if nothing keeps its pod set near others, it may also go to nodes outside of the topology.
 
     With `done`, the successes per pod set, as many of each as are still needed are enough; without it, all must fit.
     `models`: the one model that members with such a request take; a request that is not named takes any it accepts.
@@ -171,17 +206,38 @@ def search_input(
         )
         if problem is not None:
             return problem
+    inside = node_domains.paths
+    free = {name for name, members in asked.items() if members[0].uid not in requests and _is_free(spec, name)}
+    if free and node_domains.wide is not None:
+        node_domains = node_domains.wide
     kinds = _kinds(cluster, node_domains)
     templates = {name: members[0].pod for name, members in asked.items()}
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests[members[0].uid], cluster, node_domains, kinds, models),
+            _pod_set(spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models),
             min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
         for name, members in asked.items()
     )
+    if node_domains.paths is not inside:
+        outside = dict.fromkeys(node_domains.paths.keys() - inside.keys(), OUTSIDE)
+        pod_sets = tuple(
+            one if one.name in free else replace(one, excluded={**outside, **one.excluded}) for one in pod_sets
+        )
     return GangSearchInput(Gang(pod_sets, topology_request(spec.topology)), cluster.snapshot(node_domains), asked)
+
+
+def _is_free(spec: GpuGangSpec, name: str) -> bool:
+    """Tell whether no topology keeps the pod set near other members."""
+    named = next(one for one in spec.pod_sets if one.name == name.partition(PART)[0])
+    wanted = (spec.topology, spec.topology_of(named))
+    return named.group is None and all(one is None or one.mode is TopologyMode.UNCONSTRAINED for one in wanted)
+
+
+def gpu_requests(members: Iterable[GangMember], requests: Mapping[str, Request]) -> tuple[Request, ...]:
+    """Return the requests of those members that need GPUs."""
+    return tuple(requests[member.uid] for member in members if member.uid in requests)
 
 
 def model_choices(
@@ -277,7 +333,7 @@ def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Req
     """Members of one pod set are alike: the search places them as one kind."""
     first = members[0]
     for member in members[1:]:
-        same_request = requests[member.uid] == requests[first.uid]
+        same_request = requests.get(member.uid) == requests.get(first.uid)
         same_place = _constraints(member.pod) == _constraints(first.pod)
         if not (same_request and same_place and host_fit.needs(member.pod) == host_fit.needs(first.pod)):
             return Obstacle(
@@ -316,7 +372,7 @@ def _pod_set(
     spec: GpuGangSpec,
     name: str,
     members: Sequence[GangMember],
-    request: Request,
+    request: Request | None,
     cluster: PlacementSnapshot,
     node_domains: NodeDomains,
     kinds: Mapping[NodeShape, str],
@@ -327,28 +383,19 @@ def _pod_set(
     pod = members[0].pod
     nodes = [cluster.nodes[host] for host in node_domains.paths]
     excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on, volumes=cluster.volumes)
-    excluded |= {host: NO_REPORT for host in node_domains.paths if host not in cluster.cells and host not in excluded}
     liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
     admitted: dict[str, tuple[int, ...]] = {}
-    refused: dict[NodeShape, str] = {}
-    for shape, kind in kinds.items():
-        groups = device_groups(shape, request)
-        if isinstance(groups, Rejection):
-            refused[shape] = groups.reason
-            continue
-        model = models.get(plain(request))
-        admitted[kind] = tuple(group.mask for group in groups if model is None or group.model == model)
-        if not admitted[kind]:
-            refused[shape] = OTHER_MODEL
-    for host in node_domains.paths:
-        cell = cluster.cells.get(host)
-        if cell is not None and cell.shape in refused and host not in excluded:
-            excluded[host] = refused[cell.shape]
+    if request is not None:
+        admitted, refused = _admitted(request, kinds, models.get(plain(request)))
+        for host in node_domains.paths.keys() - excluded.keys():
+            cell = cluster.cells.get(host)
+            if cell is None or cell.shape in refused:
+                excluded[host] = refused[cell.shape] if cell is not None else NO_REPORT
     return PodSet(
         name=name,
         count=len(members),
         needs=host_fit.needs(pod),
-        ask=request.ask,
+        ask=request.ask if request is not None else None,
         request=topology_request(wanted),
         admitted=admitted,
         excluded=excluded,
@@ -356,6 +403,23 @@ def _pod_set(
         limits=_limits(pod, node_domains),
         group=_group(named, name, pod),
     )
+
+
+def _admitted(
+    request: Request, kinds: Mapping[NodeShape, str], model: str | None
+) -> tuple[dict[str, tuple[int, ...]], dict[NodeShape, str]]:
+    """Return (positions that the request admits by kind of machine, why other machines are refused)."""
+    admitted: dict[str, tuple[int, ...]] = {}
+    refused: dict[NodeShape, str] = {}
+    for shape, kind in kinds.items():
+        groups = device_groups(shape, request)
+        if isinstance(groups, Rejection):
+            refused[shape] = groups.reason
+            continue
+        admitted[kind] = tuple(group.mask for group in groups if model is None or group.model == model)
+        if not admitted[kind]:
+            refused[shape] = OTHER_MODEL
+    return admitted, refused
 
 
 def _group(named: GangPodSet | None, name: str, pod: Pod) -> str:

@@ -20,8 +20,12 @@
 {{- define "atoll.podSecurity" -}}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
+  {{- with .Values.podSecurity.runAsUser }}
+  runAsUser: {{ int . }}
+  {{- end }}
+  {{- with .Values.podSecurity.runAsGroup }}
+  runAsGroup: {{ int . }}
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -32,7 +36,8 @@ securityContext:
   capabilities: {drop: ["ALL"]}
 {{- end }}
 
-{{/* Where the replicas of a part may run. Argument: {part: its values, component}. */}}
+{{/* Where the replicas of a part may run. Argument: {part: its values, component, values: all}. A node has GPUs if it has
+all labels of the agents' selector. */}}
 {{- define "atoll.placement" -}}
 {{- if ne .part.spread "none" -}}
 topologySpreadConstraints:
@@ -43,6 +48,25 @@ topologySpreadConstraints:
       matchLabels: {{ include "atoll.labels" .component }}
     # Each rollout is spread by itself.
     matchLabelKeys: ["pod-template-hash"]
+{{- end }}
+{{- if and (ne .values.avoidGpuNodes "none") .values.agent.nodeSelector }}
+# Root on a node can use every token of its pods: on a GPU node it would be a tenant's.
+affinity:
+  nodeAffinity:
+    {{- if eq .values.avoidGpuNodes "required" }}
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        {{- range $key, $value := .values.agent.nodeSelector }}
+        - matchExpressions: [{key: {{ $key }}, operator: NotIn, values: [{{ quote $value }}]}]
+        {{- end }}
+    {{- else }}
+    preferredDuringSchedulingIgnoredDuringExecution:
+      {{- range $key, $value := .values.agent.nodeSelector }}
+      - weight: 100
+        preference:
+          matchExpressions: [{key: {{ $key }}, operator: NotIn, values: [{{ quote $value }}]}]
+      {{- end }}
+    {{- end }}
 {{- end }}
 {{- with .part.nodeSelector }}
 nodeSelector:

@@ -54,6 +54,20 @@ def test_a_gang_without_quorum_waits_and_holds_nothing() -> None:
     assert life.condition(names.CONDITION_QUORUM) == ("False", "WaitForMembers")
 
 
+@pytest.mark.parametrize(("kind", "told"), [("StatefulSet", True), ("Job", False)])
+def test_a_gang_of_a_stateful_set_says_that_its_pods_come_one_by_one(kind: str, told: bool) -> None:
+    """Its second pod is never created while the first is gated: the condition names the setting."""
+    life = Life(make_gang(4))
+    owner = OwnerReference(kind=kind, name="s", uid="s-1", controller=True)
+    (first,) = members(GATED)
+    metadata = msgspec.structs.replace(first.pod.metadata, owner_references=(owner,))
+
+    life.look(replace(first, pod=msgspec.structs.replace(first.pod, metadata=metadata)))
+
+    (found,) = [one for one in life.gang.status.conditions if one.type == names.CONDITION_QUORUM]
+    assert ("podManagementPolicy" in found.message) == told
+
+
 def test_members_behind_gates_of_others_do_not_make_a_quorum() -> None:
     """A member that somebody else holds back too cannot start, so that it does not count, and the reason says so."""
     life = Life(make_gang(2))

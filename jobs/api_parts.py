@@ -1,0 +1,75 @@
+"""What every route of the API needs: its dependencies, the caller, and the check of the cluster in the path."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from atoll.jobs.costs.prices import PriceTable
+from atoll.jobs.permissions import JobCaller
+from atoll.jobs.settings import RenderSettings
+from atoll.ml.problems import shown
+from jobs.audit import AuditTrail
+from jobs.authentication import Authenticator, NotIdentified
+from jobs.database import Database
+from jobs.limits import UserLimits
+from jobs.pod_logs import LogReader
+from jobs.problems import ApiRefusal, not_found, problem
+from jobs.queue_cluster import QueueCluster
+from jobs.secrets import SecretBox
+from jobs.settings import AccessRules, JobServiceSettings
+
+Cluster = Annotated[str, Path(max_length=63)]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiParts:
+    """Dependencies of the API. `wake` is called with the id of each job that needs reconciling."""
+
+    database: Database
+    authenticator: Authenticator
+    rules: AccessRules
+    settings: JobServiceSettings
+    rendering: RenderSettings
+    prices: PriceTable
+    secrets: SecretBox | None
+    audit: AuditTrail
+    limits: UserLimits
+    logs: LogReader
+    queues: QueueCluster
+    service_id: str
+    now: Callable[[], datetime]
+    wake: Callable[[str], None]
+
+
+def parts_of(request: Request) -> ApiParts:
+    """Return the application's dependencies."""
+    found: ApiParts = request.app.state.parts
+    return found
+
+
+async def caller_of(request: Request) -> JobCaller:
+    """Return the caller, with their grants. Raises ApiRefusal."""
+    parts = parts_of(request)
+    found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
+    if isinstance(found, NotIdentified):
+        kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
+        kind, title = kinds.get(found.status, ("unavailable", "Cannot check the token now"))
+        headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
+        raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
+    if not parts.limits.try_take(found.name):
+        told = problem(429, "too-many", "Too many requests", f"{found.name} sends too many requests: slow down")
+        raise ApiRefusal(told, headers={"Retry-After": "1"})
+    return parts.rules.caller(found.name, found.groups)
+
+
+Parts = Annotated[ApiParts, Depends(parts_of)]
+Caller = Annotated[JobCaller, Depends(caller_of)]
+
+
+def check_cluster(cluster: str, parts: ApiParts) -> None:
+    """Raise ApiRefusal for an unknown cluster."""
+    if cluster != parts.settings.cluster:
+        raise not_found(f"there is no cluster {shown(cluster)}: this service has {parts.settings.cluster}")

@@ -1,0 +1,60 @@
+"""What every route of one job needs: the record, if the caller may do what they ask for.
+
+The checks run in this order: authenticate the caller, find the job and check that the caller may see it, check that the
+caller may do this.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import Depends, Query
+
+from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
+from jobs.audit import entry_of
+from jobs.errors import JobUnknown
+from jobs.problems import ApiRefusal, problem
+from jobs.records import JobRecord
+from jobs.store import PAGE_SIZE_MAX, get_job
+
+PAGES_MAX: Final = 1_000_000
+
+PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
+PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request about one job of one cluster."""
+
+    parts: ApiParts
+    caller: JobCaller
+    job_id: str
+
+    async def allowed(self, permission: JobPermission, extra: Mapping[str, Any] | None = None) -> JobRecord:
+        """Return the record if the caller has the permission. `extra`: for the audit, what is to be done. Raises
+        JobUnknown, ApiRefusal."""
+        record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
+        if record.cluster_id != self.parts.settings.cluster:
+            raise JobUnknown(self.job_id)
+        whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
+        answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
+        answer = answers[0] if answers[0] is not AccessAnswer.ALLOWED else answers[1]
+        await self.parts.audit.note(entry_of(record, self.caller.name, permission, answer, extra))
+        if answers[0] is not AccessAnswer.ALLOWED:
+            raise JobUnknown(self.job_id)
+        if answers[1] is not AccessAnswer.ALLOWED:
+            detail = f"{self.caller.name} may not {permission} job {record.name} ({record.id})"
+            raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
+        return record
+
+
+async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
+    """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
+    check_cluster(cluster, parts)
+    return Asked(parts, caller, str(job_id))
+
+
+OneJob = Annotated[Asked, Depends(asked_for)]

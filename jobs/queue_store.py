@@ -1,0 +1,37 @@
+"""Queries and changes of the files of queues. Each function is the work of one transaction."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from jobs.records import QueueFileRecord
+
+
+def queue_file_of(session: Session, cluster_id: str) -> QueueFileRecord | None:
+    """Return the file of a cluster, or None if none was applied."""
+    return session.get(QueueFileRecord, cluster_id)
+
+
+def store_queue_file(
+    session: Session, cluster_id: str, document: dict[str, Any], *, now: datetime, actor: str
+) -> QueueFileRecord:
+    """Store a file, in place of the earlier one."""
+    record = session.get(QueueFileRecord, cluster_id, with_for_update=True)
+    if record is None:
+        record = QueueFileRecord(cluster_id=cluster_id, generation=0, checked_generation=0, problems=[])
+        session.add(record)
+    record.document, record.applied_by, record.applied_at = document, actor, now
+    record.generation += 1
+    session.flush()
+    return record
+
+
+def note_check(session: Session, cluster_id: str, *, generation: int, has_kueue: bool, problems: Sequence[str]) -> None:
+    """Record how far the cluster agrees with a generation of its file."""
+    record = session.get(QueueFileRecord, cluster_id, with_for_update=True)
+    if record is None or record.generation != generation:
+        return
+    record.checked_generation, record.has_kueue, record.problems = generation, has_kueue, list(problems)
+    session.flush()

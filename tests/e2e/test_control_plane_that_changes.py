@@ -1,0 +1,109 @@
+"""The control plane changes under running parts: its certificate authority is replaced, etcd is restored from a backup.
+
+Real kubelets. kube-scheduler and kubelets are restarted, as Kubernetes asks; no part of Atoll is.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from devcluster import DevCluster, DevNodeSpec
+from devcluster.installation import Installation
+from devcluster.maintenance import back_up_etcd, replace_certificate_authority, restore_etcd
+from tests.e2e.world import RealCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+NODES = tuple(DevNodeSpec(name, profile="dgx-h100") for name in ("hopper", "grace", "lovelace"))
+PATIENT = ("--lease-duration-seconds", "300", "--renew-deadline-seconds", "240", "--retry-seconds", "0.5")
+"""A leader that outlives an API server which is away: it would otherwise end itself, as it must."""
+OPTIONS = {"agent": ("--poll-seconds", "2", "--heartbeat-seconds", "5"), "controllers": PATIENT}
+LATE = 20
+"""Pods that are bound after the backup; with the one before it they fill all but three of the 24 GPUs."""
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Installation]:
+    """A cluster of its own, since everything else would lose what it wrote."""
+    with DevCluster.start(f"plane-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
+        installation = Installation(cluster, options=OPTIONS)
+        installation.install()
+        yield installation
+
+
+@pytest.fixture
+def world(installed: Installation) -> Iterator[RealCluster]:
+    """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
+    with RealCluster.of_one_test(installed) as world:
+        yield world
+
+
+def processes(installed: Installation) -> dict[str, int]:
+    """Return the running processes of Atoll's parts: name and process id."""
+    running = installed.cluster.processes()
+    return {name: running[name].pid for name in installed.parts if running[name].running}
+
+
+def wait_logged(world: RealCluster, message: str) -> None:
+    """Wait until every part of Atoll has logged the message."""
+    installed = world.installation
+    for part in installed.parts:
+        world.wait(lambda part=part: message in "\n".join(installed.log_lines(part)), f"{part} to log {message!r}")
+
+
+def test_another_authority_is_trusted_without_a_restart(installed: Installation, world: RealCluster) -> None:
+    """Server certificate, CA and kubeconfigs are replaced on disk: every part reloads them and works on."""
+    world.claim("one", 1)
+    world.pod("before", "one")
+    world.wait_running("before")
+    started = processes(installed)
+    assert started.keys() == installed.parts.keys()
+
+    replace_certificate_authority(installed.cluster)
+    installed.start_scheduler()
+
+    wait_logged(world, "Reloaded changed credentials")
+    world.pod("after", "one")
+    world.wait_running("after")
+    world.delete("before")
+    world.wait(lambda: len(world.leases()) == 1, "the GPU of the deleted pod to be released")
+    assert processes(installed) == started
+
+
+def test_no_gpu_is_used_twice_after_etcd_was_restored(
+    installed: Installation, world: RealCluster, tmp_path: Path
+) -> None:
+    """The API server has forgotten 20 pods whose containers run on, and the kubelets hang: nobody gets these GPUs until
+    the kubelets have ended the containers, and the pods that wait are told why."""
+    world.claim("one", 1)
+    world.pod("kept", "one")
+    world.wait_running("kept")
+    back_up_etcd(installed.cluster, tmp_path / "backup")
+    for number in range(LATE):
+        world.pod(f"late-{number}", "one")
+    for number in range(LATE):
+        world.wait_running(f"late-{number}")
+    started = processes(installed)
+    for node in installed.cluster.nodes:
+        installed.cluster.signal(f"kubelet@{node.name}", "STOP")
+
+    restore_etcd(installed.cluster, tmp_path / "backup")
+    installed.start_scheduler()
+    assert [pod["metadata"]["name"] for pod in world.pods()] == ["kept"]
+    for number in range(LATE):
+        world.pod(f"next-{number}", "one")
+    wait_logged(world, "Versions have gone back")
+    told = world.wait(lambda: "API server was restored" in (text := world.message("next-0")) and text, "the reason")
+    assert told.count("API server was restored") == 1
+    assert len(world.leases()) == 1
+    for node in installed.cluster.nodes:
+        installed.cluster.restart_kubelet(node.name)
+
+    for number in range(LATE):
+        world.wait_running(f"next-{number}")
+    world.check_no_contention()
+    assert len({lease["metadata"]["name"] for lease in world.leases()}) == LATE + 1
+    assert set(world.seen("kept").nvidia) == set(world.allocation("kept").uuids)
+    assert processes(installed) == started

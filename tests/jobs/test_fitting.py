@@ -1,0 +1,76 @@
+"""Whether a job fits a cluster, when it would, and what a cluster offers by type and island."""
+
+import json
+from typing import Any
+
+from atoll.jobs.documents import parse_job
+from atoll.jobs.fitting import ExpectedEnd, GpuCapacity, JobFit, capacity_of, fit_of
+from atoll.jobs.model import Job
+from atoll.jobs.rendering import Rendered, render
+from tests.explain.situations import holder, situation
+
+
+def job(gpus: int, **fields: Any) -> Rendered:
+    """Return a rendered training."""
+    document = {
+        "name": "tune",
+        "job_type": "training",
+        "namespace": "team",
+        "ext_ml_gpu_count": gpus,
+        "ext_ml_distributed_strategy": "fsdp",
+        "container": {"image": "busybox:1"},
+    }
+    parsed = parse_job(json.dumps(document | fields).encode())
+    assert parsed.job is not None, parsed.problems
+    return render(parsed.job)
+
+
+HALF = situation({"n1": {}, "n2": {}}, [holder("a", "n1", *range(4)), holder("b", "n2", *range(4))]).snapshot
+FULL = situation({"n1": {}}, [holder("a", "n1", *range(4)), holder("b", "n1", *range(4, 8))]).snapshot
+
+
+def test_a_set_fits_or_says_why_not() -> None:
+    """Four GPUs fit beside four taken ones; eight on one machine do not, though eight are free in all."""
+    assert fit_of(HALF, job(4), namespace="team") == JobFit(fits=True, wait_seconds=0.0)
+    refused = fit_of(HALF, job(8), namespace="team")
+
+    assert (refused.fits, refused.wait_seconds) == (False, None)
+    assert refused.reason
+
+
+def test_a_gang_fits_whole_or_not_at_all() -> None:
+    """Two pods of eight need two empty machines; with one they wait."""
+    empty = situation({"n1": {}, "n2": {}}).snapshot
+    one = situation({"n1": {}, "n2": {}}, [holder("a", "n2", 0)]).snapshot
+
+    assert fit_of(empty, job(16), namespace="team").fits
+    assert not fit_of(one, job(16), namespace="team").fits
+
+
+def test_it_fits_when_enough_others_have_ended() -> None:
+    """Of two jobs on a full machine the second end makes room for eight, the first for four."""
+    uids = {pod.metadata.name: pod.metadata.uid for pod in FULL.pods}
+    ends = [ExpectedEnd(600, frozenset({uids["b"]})), ExpectedEnd(60, frozenset({uids["a"]}))]
+
+    assert fit_of(FULL, job(4), namespace="team", ends=ends).wait_seconds == 60
+    assert fit_of(FULL, job(8), namespace="team", ends=ends).wait_seconds == 600
+    assert fit_of(FULL, job(8), namespace="team", ends=ends[1:]).wait_seconds is None
+
+
+def test_a_job_without_gpus_always_fits() -> None:
+    """kube-scheduler places it; the choice of a cluster goes by price and latency."""
+    fields = {"name": "cpu", "job_type": "batch", "container": {"image": "busybox:1"}}
+
+    assert fit_of(FULL, render(Job.model_validate(fields)), namespace="team").fits
+
+
+def test_capacity_by_type_and_island() -> None:
+    """Free GPUs by type, and how many islands have so many of them, as the machines' reports say."""
+    found = situation({"n1": {}, "n2": {"profile": "l40s-4"}}, [holder("a", "n1", 0, 1)]).snapshot
+    by_type = {one.gpu_type: one for one in capacity_of(found)}
+
+    assert len(by_type) == 2
+    assert sum(one.total for one in by_type.values()) == 12
+    assert sum(one.free for one in by_type.values()) == 10
+    assert isinstance(by_type["nvidia-l40s"], GpuCapacity)
+    assert sum(size * count for size, count in by_type["nvidia-l40s"].islands.items()) >= 4

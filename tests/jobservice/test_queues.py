@@ -1,0 +1,163 @@
+"""Queues in the job service: who applies and sees them, the queue of a job, and the keeper of a faulty cluster."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from atoll.jobs.settings import RenderSettings
+from atoll.kube.errors import api_error
+from jobs.database import Database, opened
+from jobs.queue_cluster import QueueCluster
+from jobs.queue_keeper import QueueKeeper
+from jobs.queue_store import queue_file_of
+from jobs.records import QueueFileRecord
+from tests.fakes.api_server import status
+from tests.jobs.test_queue_file import EXAMPLE
+from tests.jobservice.service import JobService
+from tests.jobservice.world import SERVICE_ID, Faults, ServiceKilled, WorldApi
+
+QUEUES = "/api/clusters/local/queues"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+
+
+@pytest.fixture
+async def service(tmp_path: Any) -> AsyncIterator[JobService]:
+    """The API over SQLite and a cluster in memory."""
+    database = opened(f"sqlite:///{tmp_path}/jobs.db")
+    async with JobService.of(database) as service:
+        yield service
+    database.close()
+
+
+def keeper_of(service: JobService, faults: Faults | None = None) -> QueueKeeper:
+    """Return the keeper of the service's cluster."""
+    queues = QueueCluster(WorldApi(service.world, faults or Faults()))
+    return QueueKeeper(
+        service.database, queues, RenderSettings(), service.clock, cluster="local", service_id=SERVICE_ID
+    )
+
+
+async def stored(database: Database) -> QueueFileRecord:
+    """Return the stored file."""
+    record = await database.read(lambda session: queue_file_of(session, "local"))
+    assert record is not None
+    return record
+
+
+async def test_an_operator_applies_and_tenants_see_their_own(service: JobService) -> None:
+    """Only an operator applies; a dry run stores nothing; members see the queues of their tenants, and no others."""
+    body = EXAMPLE.read_text()
+    refused = await service.call("PUT", QUEUES, by="amy", content=body)
+    dry = await service.call("PUT", QUEUES, by="ops", content=body, params={"dry_run": True})
+    nothing = await service.call("GET", QUEUES, by="ops")
+    done = await service.call("PUT", QUEUES, by="ops", content=body)
+    await keeper_of(service).look(await stored(service.database))
+    mine, all_of_them = [(await service.call("GET", QUEUES, by=who)).json() for who in ("ann", "ops")]
+    hidden = await service.call("GET", f"{QUEUES}/tenant-globex-queue")
+    missing = await service.call("GET", f"{QUEUES}/nothing")
+
+    assert (refused.status_code, dry.status_code, done.status_code) == (403, 200, 200)
+    assert dry.json()["changes"] == done.json()["changes"]
+    assert nothing.json()["total"] == 0
+    assert [one["name"] for one in mine["items"]] == ["tenant-acme-queue", "acme-small", "acme-slices"]
+    assert all_of_them["total"] == 5
+    assert hidden.status_code == missing.status_code == 404
+    assert hidden.json() == missing.json() | {"detail": hidden.json()["detail"]}
+
+
+async def test_a_bad_file_is_refused_line_by_line(service: JobService) -> None:
+    """Every mistake comes with its line, and the stored file stays."""
+    body = EXAMPLE.read_text().replace("cohort: production", "cohort: prod")
+    refused = await service.call("PUT", QUEUES, by="ops", content=body)
+    told = refused.json()
+
+    assert refused.status_code == 422
+    assert (told["type"], told["title"]) == ("urn:atoll:invalid-queues", "The queues have mistakes")
+    assert {one["field"] for one in told["errors"]} == {
+        f"tenants[{tenant}].queues[{queue}].cohort" for tenant, queue in ((0, 0), (0, 1), (1, 0), (1, 1))
+    }
+    assert all(one["line"] for one in told["errors"])
+
+
+async def test_a_job_gets_the_queue_of_its_priority(service: JobService) -> None:
+    """Critical jobs go to the critical queue, others to the first; a queue that is not the tenant's is refused."""
+    await service.call("PUT", QUEUES, by="ops", content=EXAMPLE.read_text())
+    rows = [
+        ("acme", {}, 201, "tenant-acme-queue"),
+        ("acme", {"priority_class": "critical"}, 201, "tenant-acme-queue"),
+        ("acme", {"queue_name": "acme-small"}, 201, "acme-small"),
+        ("acme", {"queue_name": "tenant-globex-queue"}, 422, None),
+        ("globex", {"priority_class": "critical"}, 201, "tenant-globex-critical"),
+        ("globex", {"priority_class": "high"}, 201, "tenant-globex-queue"),
+        ("initech", {}, 201, "tenant-initech-queue"),
+    ]
+    for number, (tenant, policy, status_code, queue) in enumerate(rows):
+        answer = await service.submit(f"job-{number}", by="ops", tenant_id=tenant, policy=policy)
+        assert answer.status_code == status_code, answer.text
+        assert answer.json().get("queue_name") == queue
+
+
+async def test_a_repeated_submission_is_the_same_job_after_the_file_changed(service: JobService) -> None:
+    """The queue is the service's choice and no part of the request: the key still finds the job."""
+    headers = {"Idempotency-Key": str(uuid4())}
+    job = {"name": "tune", "job_type": "batch", "container": {"image": "busybox:1"}}
+    first = await service.call("POST", "/api/clusters/local/jobs", json=job, headers=headers)
+    await service.call("PUT", QUEUES, by="ops", content=EXAMPLE.read_text())
+    second = await service.call("POST", "/api/clusters/local/jobs", json=job, headers=headers)
+
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["id"] == second.json()["id"]
+
+
+async def test_one_refused_object_does_not_stop_the_others(service: JobService) -> None:
+    """What the API server refuses is recorded with its message; everything else is written, and at last this too."""
+    refuses = True
+
+    def answer(method: str, path: str, body: Any) -> Any:
+        if refuses and method == "POST" and "gpu-t4" in json.dumps(body) and path.endswith("resourceflavors"):
+            return status(422, "Invalid", "no such flavor here")
+        return None
+
+    inner = service.world.answer
+
+    def answered(method: str, path: str, body: Any = None) -> bytes:
+        found = answer(method, path, body)
+        if found is not None:
+            raise api_error(found.body, path=path, status=found.status)
+        return inner(method, path, body)
+
+    service.world.answer = answered  # type: ignore[method-assign]
+    await service.call("PUT", QUEUES, by="ops", content=EXAMPLE.read_text())
+    await keeper_of(service).look(await stored(service.database))
+    told = (await stored(service.database)).problems
+    shown = (await service.call("GET", QUEUES, by="ops")).json()
+    refuses = False
+    await keeper_of(service).look(await stored(service.database))
+
+    assert told == ["cannot create ResourceFlavor gpu-t4: no such flavor here"]
+    assert (shown["problems"], shown["message"]) == (told, "1 objects do not agree with the file")
+    assert f"{KUEUE}/clusterqueues/tenant-globex-queue" in service.world.server.objects
+    assert f"{KUEUE}/resourceflavors/gpu-t4" in service.world.server.objects
+    assert (await stored(service.database)).problems == []
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the write", "after it"])
+async def test_a_keeper_killed_at_any_write_ends_with_the_same_cluster(service: JobService, after: bool) -> None:
+    """Killed at each write in turn, the next keeper finishes the work, and finds nothing more to do."""
+    await service.call("PUT", QUEUES, by="ops", content=EXAMPLE.read_text())
+    record = await stored(service.database)
+    for number in range(40):
+        faults = Faults(kill_at=number, kill_after=after)
+        try:
+            await keeper_of(service, faults).look(record)
+        except ServiceKilled:
+            continue
+        break
+    faults = Faults()
+    await keeper_of(service, faults).look(await stored(service.database))
+
+    assert number > 0
+    assert faults.writes == 0

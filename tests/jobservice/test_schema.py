@@ -1,0 +1,68 @@
+"""Requests made from the OpenAPI description, sent to a running service: every answer is one that is described."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.database import opened
+from jobs.listener import serving
+from jobs.settings import JobServiceSettings
+from tests.jobservice.service import JobService
+
+LIMITS = JobServiceSettings.model_validate(
+    {"access": "/nowhere", "requests_per_second": 10_000, "requests_burst": 100_000}
+)
+EXAMPLES = 10
+SEED = 1
+CONFIGURATION = """\
+[parameters]
+"path.cluster" = "local"
+"path.job_id" = "{job_id}"
+
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "401", "403", "404", "409", "415", "422", "5xx"]
+"""
+"""Rules over several fields, such as a deadline after the start, are no part of a JSON Schema: 422 is their answer."""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The address of a service on a port, in a thread, and the id of a job."""
+    database = opened(f"sqlite:///{tmp_path}/jobs.db")
+    ready, found, loop = threading.Event(), list[tuple[str, str]](), asyncio.new_event_loop()
+    ends = asyncio.Event()
+
+    async def serve() -> None:
+        service = JobService(database, settings=LIMITS)
+        async with service.client, serving(service.app, "127.0.0.1", 0) as port:
+            made = (await service.submit()).json()
+            found.append((f"http://127.0.0.1:{port}", made["id"]))
+            ready.set()
+            await ends.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield found[0]
+    loop.call_soon_threadsafe(ends.set)
+    thread.join(30)
+    loop.close()
+    database.close()
+
+
+def test_the_service_answers_as_it_is_described(served: tuple[str, str], tmp_path: Path) -> None:
+    """All checks of schemathesis: whatever is allowed is taken, whatever is not is refused, each answer is described,
+    no route answers without a token, and nothing leads to an error of the server."""
+    url, job_id = served
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.replace("{job_id}", job_id))
+    program = str(Path(sys.executable).with_name("schemathesis"))
+    options = ["--checks", "all", "--max-examples", str(EXAMPLES), "--seed", str(SEED), "--no-color"]
+    command = [program, "run", f"{url}/openapi.json", "-H", "Authorization: Bearer ops", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

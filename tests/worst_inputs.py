@@ -1,0 +1,53 @@
+"""The worst objects that the API server accepts, made to cost memory or time in whoever watches or admits them."""
+
+from typing import Any
+
+import orjson
+
+from atoll.api import names
+from tests.builders import pod_json
+
+OBJECT_BYTES_MAX = 1_572_864
+"""What etcd takes by default of one object."""
+
+
+def many(count: int, entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return copies of an entry, with different names if it has one."""
+    return [{**entry, "name": f"{entry['name']}-{number}"} if "name" in entry else entry for number in range(count)]
+
+
+LABELS = {"labels": {f"team.example/label-{number}": f"value-{number}" for number in range(35_000)}}
+NOTES = {"annotations": {f"gpu.scheduling/note-{number}": "" for number in range(9_000)}}
+NUMBERS = {"annotations": {f"n{number}": str(number) for number in range(20_000)}}
+LONG_NAME = {"annotations": {names.CLAIM: "x" * 250_000}}
+STATUS = {"name": "c", "state": {"running": {"startedAt": "2026-01-31T12:00:00Z"}}}
+OWNER = {"kind": "Job", "name": "o", "uid": "u", "apiVersion": "v"}
+TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "web"}}}
+ANTI = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": many(12_000, TERM)}}
+PODS = {
+    "labels": {"metadata": LABELS},
+    "annotations like Atoll's": {"metadata": NOTES},
+    "annotations like ranks": {"metadata": NUMBERS},
+    "a long name of a claim": {"metadata": LONG_NAME},
+    "owners": {"metadata": {"ownerReferences": many(9_000, OWNER)}},
+    "tolerations": {"spec": {"tolerations": many(60_000, {"operator": "Exists"})}},
+    "anti-affinity": {"spec": {"affinity": ANTI}},
+    "containers": {"spec": {"containers": many(9_000, {"name": "c", "resources": {"requests": {"cpu": "1m"}}})}},
+    "ports": {"spec": {"containers": [{"name": "c", "ports": [{"hostPort": port} for port in range(1, 60_000)]}]}},
+    "node selector": {"spec": {"nodeSelector": LABELS["labels"]}},
+    "volumes": {"spec": {"volumes": many(15_000, {"name": "v", "persistentVolumeClaim": {"claimName": "data"}})}},
+    "templates of volumes": {"spec": {"volumes": [{"name": "v", "ephemeral": {"metadata": LABELS}}]}},
+    "conditions": {"status": {"conditions": many(20_000, {"type": "T", "status": "True", "message": "m" * 20})}},
+    "a long message": {"status": {"conditions": [{"type": "T", "status": "True", "message": "m" * 1_400_000}]}},
+    "container statuses": {"status": {"containerStatuses": many(18_000, STATUS)}},
+}
+"""Sections of a pod by what they abuse."""
+
+
+def large_pod(parts: dict[str, dict[str, Any]], **options: Any) -> bytes:
+    """Return a pod with these sections, as JSON."""
+    body = pod_json(**options)
+    for section, fields in parts.items():
+        body.setdefault(section, {}).update(fields)
+    raw: bytes = orjson.dumps(body)
+    return raw
