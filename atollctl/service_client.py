@@ -25,6 +25,8 @@ PAUSE_SECONDS: Final = 1.0
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 TOKEN_BYTES_MAX: Final = 64 * 1024
 CHUNK_BYTES: Final = 16 * 1024
+GLOBAL: Final = ("pipelines",)
+"""Collections that belong to no cluster."""
 
 
 class ServiceUnreachable(Exception):
@@ -71,7 +73,8 @@ class ServiceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ServiceClient:
-    """The job service at one address, one of its clusters, and one collection in it, such as jobs."""
+    """The job service at one address, one of its clusters, and one collection in it, such as jobs; empty for all
+    clusters, and for the cluster itself."""
 
     url: str
     cluster: str
@@ -140,7 +143,9 @@ class ServiceClient:
         timeout_seconds: float,
     ) -> HTTPResponse:
         asked = f"?{urlencode(query, doseq=True)}" if query else ""
-        url = f"{self.url}/api/clusters/{quote(self.cluster, safe='')}/{self.collection}{path}{asked}"
+        within = () if self.collection in GLOBAL else ("clusters", self.cluster)
+        parts = (quote(part, safe="") for part in (*within, self.collection) if part)
+        url = "/".join((f"{self.url}/api", *parts)) + path + asked
         mine = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = Request(url, data=body, method=method, headers={**headers, **mine})  # noqa: S310 - http or https, above
         opened: HTTPResponse = self.opener.open(request, timeout=timeout_seconds)

@@ -13,6 +13,8 @@ from atoll.jobs.states import IllegalStep
 from atoll.ml.problems import AttributeProblem, Problems
 from jobs.errors import (
     BudgetSpent,
+    ClusterBusy,
+    ClusterUnknown,
     JobEnded,
     JobServiceError,
     JobUnknown,
@@ -77,10 +79,9 @@ def invalid(faults: Problems, *, what: str = "job") -> ApiRefusal:
 
 
 def fault_of(mistake: AttributeProblem) -> FieldFault:
-    """Return an attribute problem as a FieldFault."""
-    return FieldFault(
-        field=mistake.attribute, value=mistake.value, limit=mistake.limit, hint=mistake.hint, line=mistake.line
-    )
+    """Return an attribute problem as a FieldFault; a field of a pipeline's step has the step before it."""
+    field = ".".join(part for part in (mistake.step, mistake.attribute) if part)
+    return FieldFault(field=field, value=mistake.value, limit=mistake.limit, hint=mistake.hint, line=mistake.line)
 
 
 def mistaken(field: str, value: object, limit: str, hint: str) -> ApiRefusal:
@@ -92,6 +93,8 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (JobUnknown, 404, "not-found", "Not found"),
     (NameTaken, 409, "name-taken", "An active job has that name"),
     (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
+    (ClusterUnknown, 404, "not-found", "Not found"),
+    (ClusterBusy, 409, "cluster-busy", "The cluster's state does not allow this"),
     (WebhookUnknown, 404, "not-found", "Not found"),
     (JobEnded, 409, "job-ended", "The job has ended"),
     (NotPaused, 409, "not-paused", "The job is not paused"),

@@ -6,10 +6,13 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
+from fastapi import FastAPI
+from sqlalchemy.orm import Session
 
 from atoll.api import names
 from atoll.jobs.costs.prices import PriceTable
@@ -31,16 +34,16 @@ from jobs.api import build_api
 from jobs.api_parts import ApiParts
 from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
-from jobs.cluster import JobCluster
+from jobs.chooser import LiveSnapshots
+from jobs.cluster_store import ClusterTerms, get_cluster, list_clusters, register_cluster
 from jobs.database import Database, opened
-from jobs.following import JobFollower
+from jobs.fleet import ClusterFleet
 from jobs.limits import UserLimits
+from jobs.links import ClusterLinks
 from jobs.listener import serving
 from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
 from jobs.pod_logs import PodLogs
-from jobs.queue_cluster import QueueCluster
-from jobs.queue_keeper import QueueKeeper
-from jobs.reconciler import JobReconciler
+from jobs.records import JobRecord
 from jobs.secrets import SecretBox
 from jobs.settings import EVERYTHING, AccessRules, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
@@ -49,6 +52,22 @@ from jobs.webhook_sender import WebhookSender
 log = structlog.get_logger(__name__)
 
 LEASE: Final = "atoll-jobs"
+
+
+class JobServiceExtension(Protocol):
+    """Another part of this process, with routes of its own and work that only the leader does."""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add routes to the API."""
+        ...
+
+    async def lead(self) -> None:
+        """Work until cancelled, while this process leads."""
+        ...
+
+
+ExtensionOf = Callable[[ApiParts, SystemClock], JobServiceExtension]
+"""Makes an extension once the database is migrated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +83,14 @@ class _Files:
 class _Running:
     """What runs beside the API; the mirror in every replica, so that a new leader needs no list."""
 
-    follower: JobFollower
-    keeper: QueueKeeper
+    links: ClusterLinks
+    fleet: ClusterFleet
     accounting: GpuAccounting
     mirror: ClusterMirror
     leader: LeaderElector
 
 
-async def serve_jobs(settings: JobServiceSettings) -> None:
+async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[ExtensionOf] = ()) -> None:
     """Run until cancelled. Raises SettingsError, DatabaseUnfit, ConfigurationError, CertificateError before it
     listens, and an ExceptionGroup if a part of the process fails."""
     clock, metrics = SystemClock(), Metrics("jobs")
@@ -83,12 +102,17 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
         async with await ApiClient.connect(settings.kubeconfig, user_agent="atoll-jobs") as client:
             count_calls(metrics, client)
             own_id = await database.write(lambda session: service_id(session, clock.now()))
+            await database.write(lambda session: _register_home(session, settings, clock))
             service = _working(settings, files, client, database, clock, own_id)
             audit = AuditTrail(database, clock)
             hosts = MlPolicy(hosts=settings.webhook_hosts)
-            sender = WebhookSender(database, secrets_of_webhooks, clock, cluster=settings.cluster, policy=hosts)
+            sender = WebhookSender(database, secrets_of_webhooks, clock, policy=hosts)
             _register(metrics, service)
-            leader, follower = service.leader, service.follower
+            links = service.links
+
+            async def client_of(record: JobRecord) -> ApiClient:
+                return await links.client(await database.read(lambda session: get_cluster(session, record.cluster_id)))
+
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
@@ -99,13 +123,18 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 secrets=secrets_of_webhooks,
                 audit=audit,
                 limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
-                logs=PodLogs(client),
-                queues=QueueCluster(client),
+                logs=PodLogs(client_of),
+                links=links,
+                chooser=service.fleet.chooser,
                 service_id=own_id,
                 now=clock.now,
-                wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
+                wake=service.fleet.wake,
             )
-            await _run(settings, parts, service, sender, metrics, context)
+            others = [one(parts, clock) for one in extensions]
+            try:
+                await _run(settings, parts, service, others, sender, metrics, context)
+            finally:
+                await links.close()
     finally:
         database.close()
 
@@ -113,87 +142,96 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
 def _working(
     settings: JobServiceSettings, files: _Files, client: ApiClient, database: Database, clock: Clock, own_id: str
 ) -> _Running:
-    """Return what looks after jobs, queues and GPU time; each writes to the cluster only while this process leads."""
-    leader, rendering = _elector(client, clock), files.rendering
-    cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
-    follower = JobFollower(
-        client,
+    """Return what looks after jobs, queues and GPU time; each writes to a cluster only while this process leads."""
+    leader, links = _elector(client, clock), ClusterLinks(client, folder=settings.kubeconfig_folder)
+
+    def accounts(mirror: ClusterMirror, cluster: str) -> GpuAccounting:
+        return GpuAccounting(
+            mirror,
+            database,
+            clock,
+            cluster=cluster,
+            prices=files.prices,
+            spot=files.rendering.spot_tolerations,
+            tenant_of=settings.tenant_of,
+            wake=fleet.wake,
+        )
+
+    fleet = ClusterFleet(
         database,
-        JobReconciler(database, cluster, rendering, clock),
+        links,
+        LiveSnapshots(links, clock),
+        files.rendering,
         clock,
-        cluster=settings.cluster,
+        settings,
         service_id=own_id,
-        workers=settings.workers,
-        resync_seconds=settings.resync_seconds,
+        may_write=lambda: leader.is_leader,
+        accounts=accounts,
     )
     mirror = ClusterMirror(client, clock)
-    accounting = GpuAccounting(
-        mirror,
-        database,
-        clock,
-        cluster=settings.cluster,
-        prices=files.prices,
-        spot=rendering.spot_tolerations,
-        tenant_of=settings.tenant_of,
-        wake=follower.queue.add,
-    )
-    keeper = QueueKeeper(
-        database,
-        QueueCluster(client, may_write=lambda: leader.is_leader),
-        rendering,
-        clock,
-        cluster=settings.cluster,
-        service_id=own_id,
-    )
-    return _Running(follower, keeper, accounting, mirror, leader)
+    return _Running(links, fleet, accounts(mirror, settings.cluster), mirror, leader)
 
 
 def _register(metrics: Metrics, service: _Running) -> None:
-    leader, queue = service.leader, service.follower.queue
+    leader, fleet = service.leader, service.fleet
     service.accounting.register(metrics)
-    register_watch_metrics(metrics, service.follower.reflectors)
+    register_watch_metrics(metrics, fleet.watches)
     metrics.gauge_of(
         "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
     )
-    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(queue)))
+    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(fleet.queue_length))
 
 
 async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
     service: _Running,
+    extensions: Sequence[JobServiceExtension],
     sender: WebhookSender,
     metrics: Metrics,
     context: ssl.SSLContext | None,
 ) -> None:
     health = application()
-    checks = {"resync": lambda: (service.follower.last_resync_error or None) if service.leader.is_leader else None}
+    checks = {"resync": lambda: service.fleet.home_trouble() if service.leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
-    async with serving(build_api(parts), settings.host, settings.port, context) as port:
+    app = build_api(parts)
+    for one in extensions:
+        one.add_routes(app)
+    async with serving(app, settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
         log.info("Serving", url=f"{scheme}://{in_url(settings.host)}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
             mirror=service.mirror.run(),
             audit=parts.audit.run(),
-            lead=_lead_term_by_term(service, sender),
+            lead=_lead_term_by_term(service, extensions, sender),
         )
 
 
-async def _lead_term_by_term(service: _Running, sender: WebhookSender) -> None:
-    """Reconcile jobs and queues, and record GPU time, while this process leads; wait again after leadership is lost."""
+async def _lead_term_by_term(
+    service: _Running, extensions: Sequence[JobServiceExtension], sender: WebhookSender
+) -> None:
+    """Reconcile jobs and queues, record GPU time, and do the extensions' work, while this process leads; wait again
+    after leadership is lost."""
     while True:
         try:
             await service.leader.lead(
                 lambda _term: supervise(
-                    jobs=service.follower.run(),
-                    queues=service.keeper.run(),
+                    clusters=service.fleet.run(),
                     accounting=service.accounting.run(),
                     webhooks=sender.run(),
+                    **{type(one).__name__: one.lead() for one in extensions},
                 )
             )
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
+
+
+def _register_home(session: Session, settings: JobServiceSettings, clock: Clock) -> None:
+    """Register the cluster of the service's own kubeconfig, unless it is there."""
+    known = [one.id for one in list_clusters(session)]
+    if settings.cluster not in known:
+        register_cluster(session, settings.cluster, ClusterTerms(kubeconfig=""), now=clock.now(), actor="the service")
 
 
 def _elector(client: ApiClient, clock: Clock) -> LeaderElector:
