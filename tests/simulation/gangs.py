@@ -4,8 +4,9 @@ A Job creates members until enough have succeeded and deletes them while it is s
 objects of succeeded members may be deleted. `GangJudge` compares the controllers' writes with the truth:
 
     8  a member is ungated only with all of its GPUs, and if the others hold theirs too: those of an admission together,
-       a successor by itself, in the place of one that was ungated in this admission and has ended. It has the id of the
-       admission
+       a successor by itself, in the place of one that was ungated in this admission and has ended. One that held its
+       GPUs and was deleted a moment ago counts: the gates of the others were opened before anybody knew. It has the id
+       of the admission
     9  an admission ends only for events in it: not for members that succeeded and were deleted, not for an earlier one
     10 a gang becomes ready in time or makes room; a gang that fits starts, and a gang that is done is finished
 """
@@ -61,6 +62,11 @@ def condition(obj: Object, kind: str) -> Object:
     """Return a condition, empty where there is none."""
     found = (obj.get("status") or {}).get("conditions") or []
     return next((one for one in found if one["type"] == kind), {})
+
+
+def uid_of(pod: Object) -> str:
+    """Return the uid of a pod."""
+    return str(pod["metadata"]["uid"])
 
 
 def gang_of(pod: Object) -> str:
@@ -175,6 +181,8 @@ class GangJudge:
         """Uids that a GpuGang can know to have succeeded: those that existed under it while any controllers led."""
         self._let_go: dict[str, set[str]] = {}
         """Uids by the admission in which they were ungated."""
+        self._just_deleted: dict[str, dict[str, float]] = {}
+        """By gang: when members were deleted that were gated and held GPUs."""
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
@@ -200,6 +208,8 @@ class GangJudge:
             taken = condition(new, "DisruptionTarget")
             if taken.get("status") == "True":
                 self._taken.add(admission_of(new))
+        if new is None and old is not None and old["spec"].get("schedulingGates") and self._leases()[uid_of(old)]:
+            self._just_deleted.setdefault(gang_of(old), {})[uid_of(old)] = self._loop.time()
         self._recount(gang_of(new or old or {}))
 
     def _on_let_go(self, pod: Object) -> None:
@@ -207,20 +217,25 @@ class GangJudge:
         if not admission:
             self._break(8, f"{uid} was let go in no admission")
         job, members = self._jobs.jobs[name], {one["metadata"]["uid"]: one for one in self._jobs.members(name)}
-        leases = Counter(
-            lease["spec"].get("holderIdentity", "").rpartition("/")[2] for lease in self._server.collection(LEASES)
-        )
+        leases = self._leases()
         if leases[uid] < job.gpus:
             self._break(8, f"{uid} was let go with {leases[uid]} of {job.gpus} GPUs")
         held = {one for one in members if leases[one]}
         known = self._let_go.setdefault(admission, set())
         lost = {one for one in known if one not in members or has_ended(members[one])} - held - job.done
         known.add(uid)
+        deleted = self._just_deleted.get(name, {})
+        lost |= {one for one, at in deleted.items() if self._loop.time() - at <= LAG_SECONDS}
         if len(held | job.done) + len(lost) < job.count:
             self._break(
                 8,
                 f"{uid} was let go while {len(held)} members hold GPUs, {len(job.done)} are done, {len(lost)} are lost",
             )
+
+    def _leases(self) -> Counter[str]:
+        """Return how many Leases each uid holds."""
+        leases = self._server.collection(LEASES)
+        return Counter(lease["spec"].get("holderIdentity", "").rpartition("/")[2] for lease in leases)
 
     def _recount(self, name: str) -> None:
         """Note since when enough members are ready or done, as far as the GpuGang of now can know."""
