@@ -6,6 +6,7 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,8 +88,9 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
             audit = AuditTrail(database, clock)
             hosts = MlPolicy(hosts=settings.webhook_hosts)
             sender = WebhookSender(database, secrets_of_webhooks, clock, cluster=settings.cluster, policy=hosts)
-            _register(metrics, service)
             leader, follower = service.leader, service.follower
+            register_watch_metrics(metrics, follower.reflectors)
+            register_job_metrics(metrics, lambda: leader.is_leader, follower.queue, service.accounting)
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
@@ -148,13 +150,12 @@ def _working(
     return _Running(follower, keeper, accounting, mirror, leader)
 
 
-def _register(metrics: Metrics, service: _Running) -> None:
-    leader, queue = service.leader, service.follower.queue
-    service.accounting.register(metrics)
-    register_watch_metrics(metrics, service.follower.reflectors)
-    metrics.gauge_of(
-        "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
-    )
+def register_job_metrics(
+    metrics: Metrics, is_leading: Callable[[], bool], queue: Sized, accounting: GpuAccounting
+) -> None:
+    """Publish what this process does."""
+    accounting.register(metrics)
+    metrics.gauge_of("leading", "1 while this process is the leader and reconciles jobs", lambda: float(is_leading()))
     metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(queue)))
 
 
