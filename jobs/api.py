@@ -35,6 +35,7 @@ from jobs.audit import AuditEntry, action_of, entry_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
 from jobs.errors import JobServiceError
+from jobs.exec_routes import add_exec_routes
 from jobs.pod_logs import NoPods
 from jobs.problems import (
     ApiRefusal,
@@ -97,6 +98,7 @@ def build_api(parts: ApiParts) -> FastAPI:
         },
     )(show_logs)
     add_usage_routes(app)
+    add_exec_routes(app)
     add_audit_routes(app)
     add_schedule_routes(app)
     add_webhook_routes(app)

@@ -15,6 +15,7 @@ from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, NotIdentified
 from jobs.database import Database
 from jobs.limits import UserLimits
+from jobs.pod_exec import CommandRunner
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
 from jobs.queue_cluster import QueueCluster
@@ -38,6 +39,7 @@ class ApiParts:
     audit: AuditTrail
     limits: UserLimits
     logs: LogReader
+    commands: CommandRunner
     queues: QueueCluster
     service_id: str
     now: Callable[[], datetime]

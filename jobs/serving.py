@@ -17,6 +17,7 @@ from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
+from atoll.kube.credentials import Credentials
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.mirror import ClusterMirror
@@ -38,6 +39,7 @@ from jobs.following import JobFollower
 from jobs.limits import UserLimits
 from jobs.listener import serving
 from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
+from jobs.pod_exec import PodExec
 from jobs.pod_logs import PodLogs
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
@@ -102,6 +104,7 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 audit=audit,
                 limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
                 logs=PodLogs(client),
+                commands=PodExec(client, await Credentials.load(settings.kubeconfig)),
                 queues=QueueCluster(client),
                 service_id=own_id,
                 now=clock.now,

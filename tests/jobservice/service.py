@@ -1,6 +1,6 @@
 """The job service's API without a socket, with names as tokens, and given logs."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.database import Database
 from jobs.limits import UserLimits
+from jobs.pod_exec import ExecResult
 from jobs.pod_logs import NoPods
 from jobs.queue_cluster import QueueCluster
 from jobs.records import JobRecord
@@ -84,6 +85,23 @@ class GivenLogs:
             yield chunk
 
 
+class GivenCommands:
+    """Runs nothing, and answers with what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.fails: Exception | None = None
+
+    async def run(
+        self, record: JobRecord, command: Sequence[str], *, pod: str | None, timeout_seconds: float
+    ) -> ExecResult:
+        """Return the words of the command, one a line, and 3."""
+        self.asked.append(tuple(command))
+        if self.fails is not None:
+            raise self.fails
+        return ExecResult(bytearray("\n".join(command).encode()), bytearray(b"warning"), 3)
+
+
 class JobService:
     """The API in this process."""
 
@@ -94,6 +112,7 @@ class JobService:
         self.clock = ManualClock()
         self.woken: list[str] = []
         self.logs = GivenLogs()
+        self.commands = GivenCommands()
         self.world = JobWorld()
         parts = ApiParts(
             database=database,
@@ -106,6 +125,7 @@ class JobService:
             audit=AuditTrail(database, self.clock),
             limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
             logs=self.logs,
+            commands=self.commands,
             queues=QueueCluster(WorldApi(self.world, Faults())),
             service_id=SERVICE_ID,
             now=self.clock.now,
