@@ -3,7 +3,8 @@
 Quotas are not checked: Kueue holds a job that exceeds them before any of this counts.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,9 @@ from atoll.jobs.profiles import patterns_of, profile_of
 from atoll.jobs.rendering import Rendered
 from atoll.jobs.selection import KnownNode
 from atoll.jobs.words import PRIORITY_VALUES, DeploymentType
-from atoll.ml.capabilities import capability_of
+from atoll.ml.attributes import ModelRegistry
+from atoll.ml.capabilities import WorkerCapability, capability_of
+from atoll.ml.matching import MatchInput, impossible_tpu, rank, score, unmet
 from atollctl.explain_text import gang_lines, lines
 from atollctl.manifests import BUILT_IN, shaped, sort_documents
 from atollctl.output import counted
@@ -32,6 +35,9 @@ from atollctl.simulate import as_json, new_claims, text_lines
 
 WITHOUT_GPUS: Final = "asks Atoll for no GPU: kube-scheduler places it by cpu, memory and labels"
 
+NODES_MAX: Final = 5
+REACHABLE: Final = MatchInput(registries={ModelRegistry.HUGGINGFACE: ""})
+"""A job that names no registry has its model from the public one."""
 OF_HELM: Final = "Helm makes the pods: ask `helm template` for them, and `atoll simulate -f` where they would go"
 
 
@@ -45,11 +51,17 @@ class JobAnswer:
     scene: IndexedSnapshot
     gang: GangExplanation | None
     hints: tuple[str, ...]
+    workers: tuple[WorkerCapability, ...]
+
+    @property
+    def impossible(self) -> str:
+        """Why no node can ever give the job its TPU slice; empty if one can."""
+        return impossible_tpu(self.rendered.needs.attributes, self.workers)
 
     @property
     def fits(self) -> bool:
-        """True if every pod that Atoll places has a place."""
-        return all(
+        """True if every pod that Atoll places has a place, and a slice of TPUs exists."""
+        return not self.impossible and all(
             one.allocation is not None or (one.explanation is not None and one.explanation.state is PodState.NO_GPUS)
             for one in self.simulation.outcomes
         )
@@ -57,9 +69,17 @@ class JobAnswer:
 
 def known_nodes(found: ClusterSnapshot) -> tuple[KnownNode, ...]:
     """Return the nodes with their labels and hardware, by the names used in rules."""
-    reports = {one.metadata.name: one for one in found.reports}
-    workers = (capability_of(node, reports.get(node.metadata.name)) for node in found.nodes)
-    return tuple(KnownNode(worker.worker_id, worker.labels) for worker in workers)
+    return tuple(KnownNode(worker.worker_id, worker.labels) for worker in _workers(found))
+
+
+def _workers(found: ClusterSnapshot) -> tuple[WorkerCapability, ...]:
+    """Return what the nodes offer, with the models that their pods tell of."""
+    reports, told = {one.metadata.name: one for one in found.reports}, dict[str, list[Mapping[str, str]]]()
+    for pod in found.pods:
+        told.setdefault(pod.spec.node_name, []).append(pod.metadata.annotations)
+    return tuple(
+        capability_of(node, reports.get(node.metadata.name), told.get(node.metadata.name, ())) for node in found.nodes
+    )
 
 
 def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespace: str, file: Path) -> JobAnswer:
@@ -72,7 +92,7 @@ def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespac
     scene = index_snapshot(found)
     waits = bool(wanted.gangs) and any(one.allocation is None for one in simulation.outcomes)
     gang = _waiting_gang(found, asking, wanted.gangs[0]) if waits else None
-    return JobAnswer(job, rendered, simulation, scene, gang, hints)
+    return JobAnswer(job, rendered, simulation, scene, gang, hints, _workers(found))
 
 
 def _with_priorities(found: ClusterSnapshot, rendered: Rendered) -> tuple[ClusterSnapshot, tuple[str, ...]]:
@@ -127,8 +147,10 @@ def answer_lines(answer: JobAnswer, *, show_all: bool) -> Iterator[str]:
     yield from (f"  {hint}" for hint in answer.hints)
     yield ""
     if answer.rendered.helm is not None or needs.gpus is None:
-        yield OF_HELM if answer.rendered.helm is not None else WITHOUT_GPUS
+        yield OF_HELM if answer.rendered.helm is not None else answer.impossible or WITHOUT_GPUS
+        yield from () if answer.impossible else _node_lines(answer)
         return
+    yield from _node_lines(answer)
     yield from text_lines(answer.simulation, show_all=show_all)
     if answer.gang is not None:
         yield ""
@@ -139,6 +161,23 @@ def answer_lines(answer: JobAnswer, *, show_all: bool) -> Iterator[str]:
         assert one.explanation is not None
         yield ""
         yield from lines(one.explanation, answer.scene, one.pod, show_all=show_all)
+
+
+def _node_lines(answer: JobAnswer) -> Iterator[str]:
+    """Yield the nodes that meet every condition of the job when they are empty, those with its model first."""
+    attributes = answer.rendered.needs.attributes
+    if attributes.model_id is None and answer.rendered.needs.gpus is not None:
+        return
+    best = rank(attributes, answer.workers, REACHABLE)
+    if best:
+        scores = ((worker.worker_id, score(attributes, worker, REACHABLE)) for worker in best[:NODES_MAX])
+        shown = ", ".join(f"{name} ({points} points)" if points else name for name, points in scores)
+        more = f", and {len(best) - NODES_MAX} more" if len(best) > NODES_MAX else ""
+        yield f"nodes that serve it, the nearest to its model first: {shown}{more}"
+        return
+    lacking = Counter(reason for worker in answer.workers for reason in unmet(attributes, worker, REACHABLE)[:1])
+    reasons = "; ".join(f"{reason} ({counted(count, 'node', 'nodes')})" for reason, count in lacking.most_common(3))
+    yield f"no node serves it: {reasons}" if reasons else "no node serves it: there is none"
 
 
 def _queue(rendered: Rendered) -> str:
@@ -157,6 +196,7 @@ def answer_json(answer: JobAnswer) -> dict[str, Any]:
         "flavors": list(profile.flavors),
         "patterns": [pattern.value for pattern in patterns_of(answer.job)],
         "queue": _queue(answer.rendered),
+        "impossible": answer.impossible,
         "hints": list(answer.hints),
         **as_json(answer.simulation),
     }

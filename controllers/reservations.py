@@ -6,24 +6,28 @@ those of its pods return on proof like any other. Keys are uids of reservations;
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import structlog
 
 from atoll.api import names
 from atoll.api.reservations import GpuReservation, GpuReservationStatus, ReservationPhase
+from atoll.cluster.allocations import Allocation
 from atoll.cluster.gangs.node_domains import level_values
 from atoll.cluster.leases import LeaseRecord, lease_body, reserved_for
 from atoll.cluster.reservation_use import mark_of
 from atoll.cluster.reservations import NodeOffer, ReservedDevice, decide
 from atoll.kube import paths
-from atoll.kube.cache import Change
+from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
+from controllers.gangs.writes import each, raise_first
 from controllers.leases.writes import delete_lease
 
 log = structlog.get_logger(__name__)
@@ -52,6 +56,8 @@ class ReservationReconciler:
         """Return the reservation that changed or whose Lease changed, and those that lack GPUs if a GPU may be free."""
         if kind is WatchedKind.RESERVATION:
             return (change.object.metadata.uid,)
+        if kind is WatchedKind.NODE and change.kind is ChangeKind.DELETED:
+            return {_uid(record) for record in self._leases() if record.node == change.object.metadata.name}
         if kind not in (WatchedKind.LEASE, WatchedKind.REPORT):
             return ()
         found = {one.metadata.uid for one in self._reservations() if _phase(one) is ReservationPhase.FILLING}
@@ -74,9 +80,13 @@ class ReservationReconciler:
         if reservation is None or reservation.metadata.deletion_timestamp is not None:
             await self._free([record for record in leases if record.holder.is_reservation])
             return None
-        decision = decide(reservation, leases, self._offers(reservation), self._context.clock.now().timestamp())
-        await self._free(decision.released)
-        won = await asyncio.gather(*(self._hold(reservation, device) for device in decision.taken))
+        now_seconds, nodes = self._context.clock.now().timestamp(), self._context.mirror.nodes.store
+        gone = {record.node for record in leases if ("", record.node) not in nodes}
+        decision = decide(reservation, leases, self._offers(reservation), now_seconds, gone=gone)
+        with self._assumed(uid, decision.taken):
+            await self._free(decision.released)
+            won = await each(decision.taken, lambda device: self._hold(reservation, device))
+        raise_first(won)
         if not all(won):
             return SOONEST_SECONDS
         await self._write(reservation, decision.status)
@@ -103,6 +113,22 @@ class ReservationReconciler:
             free = 0 if node.spec.unschedulable else mirror.ledger.free(name, now_seconds=now)
             found[name] = NodeOffer(devices, free, domain)
         return found
+
+    @contextmanager
+    def _assumed(self, uid: str, taken: Sequence[ReservedDevice]) -> Iterator[None]:
+        """Count GPUs as taken while their Leases are created, so that this process promises them to nobody else."""
+        ledger, by_node = self._context.mirror.ledger, groupby(sorted(taken), key=lambda device: device.node)
+        keys = []
+        for node, group in by_node:
+            devices = tuple(group)
+            keys.append(f"{uid}/{node}")
+            ids, uuids = (device.device_id for device in devices), (device.uuid for device in devices)
+            ledger.assume(keys[-1], Allocation(node, tuple(ids), tuple(uuids)))
+        try:
+            yield
+        finally:
+            for key in keys:
+                ledger.forget(key)
 
     async def _hold(self, reservation: GpuReservation, device: ReservedDevice) -> bool:
         """Create one Lease; False if somebody else was faster."""

@@ -209,7 +209,8 @@ class Installation:
         return AtollPart(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node, environment)
 
     def _kubeconfig(self, part: AtollPart) -> Path:
-        return self.cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, part.account, node=part.node)
+        namespace = names.HEARTBEAT_NAMESPACE if part.module == "agent" else names.SYSTEM_NAMESPACE
+        return self.cluster.service_account_kubeconfig(namespace, part.account, node=part.node)
 
     def _kubectl(self, *arguments: str, text: str | None = None) -> None:
         done = self.cluster.kubectl(*arguments, input=text)

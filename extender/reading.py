@@ -59,8 +59,8 @@ async def read_pod(client: ApiClient, call: BindCall) -> Pod:
 def resolve_request(mirror: ClusterMirror, pod: Pod) -> Request | Rejection:
     """Return what the pod asks for, by its claim and by the Leases that its gang's admission reserved for it."""
     claim = mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
-    is_admitted = bool(mirror.ledger.leases_of(pod.metadata.uid))
-    return request_of(pod, claim, is_admitted=is_admitted, reservation=mirror.reservation_of(pod))
+    holds = mirror.ledger.leases_of(pod.metadata.uid)
+    return request_of(pod, claim, is_admitted=bool(holds), reservation=mirror.reservation_of(pod), holds=holds)
 
 
 def standing_allocation(pod: Pod, node: str) -> Allocation:

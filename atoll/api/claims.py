@@ -50,6 +50,15 @@ class VisibleDevices(StrEnum):
 
 ModelSlug = Annotated[str, Field(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
+MigProfile = Annotated[
+    str,
+    Field(
+        max_length=24,
+        pattern="^([1-9]g\\.[0-9]{1,4}gb(\\+[a-z]+)?)?$",
+        description="count MIG instances of this profile",
+    ),
+]
+
 
 DEVICE_RULES = (
     (
@@ -104,14 +113,7 @@ class DeviceClaim(Model):
         float,
         Field(alias="minBandwidthGBps", ge=0, le=100_000, description="ring bandwidth in GB/s that the set must reach"),
     ] = 0.0
-    mig_profile: Annotated[
-        str,
-        Field(
-            max_length=24,
-            pattern="^([1-9]g\\.[0-9]{1,4}gb(\\+[a-z]+)?)?$",
-            description="count MIG instances of this profile",
-        ),
-    ] = ""
+    mig_profile: MigProfile = ""
     vendor: Vendor = Vendor.NVIDIA
 
     @model_validator(mode="after")

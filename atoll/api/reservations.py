@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from atoll.api.base import Model, ObjectMeta, ShortText, list_map, rules
-from atoll.api.claims import ModelSlug
+from atoll.api.claims import MigProfile, ModelSlug
 from atoll.api.topologies import NodeLabel
 
 COUNT_MAX = 4096
@@ -34,11 +34,14 @@ class ReservationUnit(StrEnum):
 class ReservationShape(Model):
     """Which GPUs are held."""
 
-    count: Annotated[int, Field(ge=1, le=COUNT_MAX, description="total number of GPUs")]
+    count: Annotated[
+        int, Field(ge=1, le=COUNT_MAX, description="total number of GPUs, or of MIG instances with migProfile")
+    ]
     models: Annotated[
         tuple[ModelSlug, ...],
         Field(max_length=16, description="any of these models; matched by dash-separated prefix; omit for any"),
     ] = ()
+    mig_profile: MigProfile = ""
     unit: Annotated[
         ReservationUnit, Field(description="gpu: single GPUs; island: whole islands; node: all GPUs of a node")
     ] = ReservationUnit.GPU

@@ -3,6 +3,7 @@
 Filter, bind, wake-ups and explanations all resolve a request here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -11,10 +12,11 @@ from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
 from atoll.api.reservations import GpuReservation
 from atoll.cluster import pods
 from atoll.cluster.allocations import OTHER_BYTES_MAX, pod_annotations_bytes
+from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
-from atoll.cluster.reservation_use import reservation_name, why_unusable
+from atoll.cluster.reservation_use import reservation_name, reservation_of, why_unusable
 from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 
@@ -44,16 +46,24 @@ class Request:
 
 
 def request_of(
-    pod: Pod, claim: GpuClaim | None, *, is_admitted: bool = False, reservation: GpuReservation | None = None
+    pod: Pod,
+    claim: GpuClaim | None,
+    *,
+    is_admitted: bool = False,
+    reservation: GpuReservation | None = None,
+    holds: Sequence[LeaseRecord] = (),
 ) -> Request | Rejection:
     """Resolve what `pod` asks for. `claim` and `reservation` are the objects that the pod names, or None if they do not
     exist. So a caller that knows no reservations places no pod that names one.
 
     A member of a gang is refused unless `is_admitted`: it gets the GPUs that its gang's admission took for it, or none.
+    Those that it `holds` from a reservation stay its own, whatever becomes of the reservation until it is bound.
     """
     found = _request_of(pod, claim, is_admitted=is_admitted)
     if isinstance(found, Rejection) or not reservation_name(pod):
         return found
+    if names.GANG in pod.metadata.annotations and (held := reservation_of(holds)):
+        return replace(found, reservation=held)
     reason = why_unusable(pod, reservation, found.ask.count)
     if reason or reservation is None:
         return Rejection(reason)
@@ -91,9 +101,11 @@ def _counts(pod: Pod, resource: str) -> tuple[int, tuple[tuple[str, int], ...]]:
 
 
 @lru_cache(maxsize=1024)
-def bare_request(total: int, counts: tuple[tuple[str, int], ...] = (), *, models: tuple[str, ...] = ()) -> Request:
+def bare_request(
+    total: int, counts: tuple[tuple[str, int], ...] = (), *, models: tuple[str, ...] = (), mig_profile: str = ""
+) -> Request:
     """Return what a pod without a claim asks for: most pods of a cluster ask for one of a few counts."""
-    return device_request(DeviceClaim(count=total, models=models), counts=counts)
+    return device_request(DeviceClaim(count=total, models=models, mig_profile=mig_profile), counts=counts)
 
 
 def device_request(

@@ -4,10 +4,12 @@ Returns the reason as one of the short phrases of atoll.api.names, or an empty s
 so that this module needs no clock.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from atoll.api import names
 from atoll.api.reservations import GpuReservation, GpuReservationStatus, ReservationPhase
+from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod
 
 OVER: Final = (ReservationPhase.ENDED, ReservationPhase.RELEASED)
@@ -23,6 +25,11 @@ def mark_of(reservation: GpuReservation) -> str:
     return f"{reservation.metadata.name}/{reservation.metadata.uid}"
 
 
+def reservation_of(leases: Sequence[LeaseRecord]) -> str:
+    """Return the uid of the reservation that a pod's Leases return to; empty for none."""
+    return next((record.reservation.rpartition("/")[2] for record in leases if record.reservation), "")
+
+
 def may_hold(reservation: GpuReservation) -> bool:
     """Return whether the reservation is not over, so that it may hold GPUs."""
     return (reservation.status or GpuReservationStatus()).phase not in OVER
@@ -30,8 +37,6 @@ def may_hold(reservation: GpuReservation) -> bool:
 
 def why_unusable(pod: Pod, reservation: GpuReservation | None, count: int) -> str:
     """Return why the pod, which asks for `count` GPUs, may not use its reservation; empty if it may."""
-    if names.GANG in pod.metadata.annotations:
-        return names.REJECT_RESERVATION_GANG
     if reservation is None or reservation.metadata.deletion_timestamp is not None:
         return names.REJECT_RESERVATION_MISSING
     spec, namespace = reservation.spec, pod.metadata.namespace

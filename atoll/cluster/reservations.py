@@ -5,14 +5,14 @@ delete, and the status. `reservation_use` decides who may use one.
 
 A reservation holds GPUs by Leases like a pod, with its own uid as the holder. A pod that names it takes over Leases and
 returns them when it ends; each Lease names its reservation throughout. A reservation takes free GPUs and evicts nobody.
-While it has too few GPUs it takes more as they become free; an unhealthy one is exchanged. Pods that use it when it
-ends keep their GPUs until they end.
+While it has too few GPUs it takes more as they become free. It exchanges an unhealthy GPU, and one whose Node was
+deleted. Pods that use it when it ends keep their GPUs until they end.
 
 Total order of taking: the domain that can hold all of it and has the most free GPUs, then by name; nodes that can give
 the most missing GPUs, of these the fullest, then by name; on a node the best-connected set.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ from atoll.api.reservations import (
 from atoll.api.times import seconds_of, text_of
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.machines import NodeDevices
-from atoll.cluster.requests import bare_request
+from atoll.cluster.requests import Request, bare_request
 from atoll.cluster.selection import Candidate, device_groups, select
 from topology.islands import islands
 
@@ -64,9 +64,15 @@ class ReservationDecision:
 
 
 def decide(
-    reservation: GpuReservation, leases: Sequence[LeaseRecord], offers: Mapping[str, NodeOffer], now_seconds: float
+    reservation: GpuReservation,
+    leases: Sequence[LeaseRecord],
+    offers: Mapping[str, NodeOffer],
+    now_seconds: float,
+    *,
+    gone: Collection[str] = (),
 ) -> ReservationDecision:
-    """Decide about one reservation. `leases`: all that belong to it; `offers`: every node with a fresh report."""
+    """Decide about one reservation. `leases`: all that belong to it; `offers`: every node with a fresh report; `gone`:
+    nodes of Leases that were deleted, unlike those that are only silent."""
     before, spec = reservation.status or GpuReservationStatus(), reservation.spec
     idle = [record for record in leases if record.holder.uid == reservation.metadata.uid]
     used = [record for record in leases if record.holder.uid != reservation.metadata.uid]
@@ -75,7 +81,7 @@ def decide(
     if phase is not ReservationPhase.FILLING:
         status = _status(reservation, phase, message, (), used, None)
         return ReservationDecision(status, released=tuple(idle), again_seconds=again)
-    sick = [record for record in idle if _is_withheld(record, offers)]
+    sick = [record for record in idle if record.node in gone or _is_withheld(record, offers)]
     well = [record for record in idle if record not in sick]
     surplus = well[max(0, spec.shape.count - len(used)) :]
     kept = well[: len(well) - len(surplus)]
@@ -205,10 +211,10 @@ def _sets(
     fullness = free.bit_count()
     if shape.unit is ReservationUnit.GPU:
         count = min(missing, fullness, COUNT_MAX)
-        answer = select(devices, free, bare_request(count, models=shape.models)) if count else None
+        answer = select(devices, free, _request(shape, count)) if count else None
         while count and not isinstance(answer, Candidate):
             count -= 1
-            answer = select(devices, free, bare_request(count, models=shape.models)) if count else None
+            answer = select(devices, free, _request(shape, count)) if count else None
         if isinstance(answer, Candidate):
             yield -count, fullness, _mask(answer.choice.positions)
         return
@@ -222,9 +228,13 @@ def _sets(
             yield -mask.bit_count(), fullness, mask
 
 
+def _request(shape: ReservationShape, count: int) -> Request:
+    return bare_request(count, models=shape.models, mig_profile=shape.mig_profile)
+
+
 def _matching(shape: ReservationShape, devices: NodeDevices) -> int:
     """Return the mask of GPUs that match the shape, free or not."""
-    groups = device_groups(devices.shape, bare_request(1, models=shape.models))
+    groups = device_groups(devices.shape, _request(shape, 1))
     if not isinstance(groups, tuple):
         return 0
     mask = 0

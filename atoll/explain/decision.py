@@ -137,8 +137,9 @@ def decide_beside(
 
 def request_for(scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     """Return the pod's request as the extender resolves it."""
-    is_admitted = bool(scene.ledger.leases_of(pod.metadata.uid))
-    return request_of(pod, claim, is_admitted=is_admitted, reservation=scene.snapshot.reservation_of(pod))
+    holds = scene.ledger.leases_of(pod.metadata.uid)
+    reservation = scene.snapshot.reservation_of(pod)
+    return request_of(pod, claim, is_admitted=bool(holds), reservation=reservation, holds=holds)
 
 
 def judge(scene: IndexedSnapshot, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:

@@ -88,7 +88,6 @@ REMEDIES: Final = {
     names.REJECT_RESERVATION_FOREIGN: "add the pod's namespace or account to the GpuReservation",
     names.REJECT_RESERVATION_OVER: "create another GpuReservation, and create the pod again with its name",
     names.REJECT_RESERVATION_SMALL: "create a larger GpuReservation, or ask for fewer GPUs",
-    names.REJECT_RESERVATION_GANG: "create the pods without the annotation gpu.scheduling/reservation",
 }
 """What to do about a request that is refused before any node is examined."""
 

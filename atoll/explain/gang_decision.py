@@ -14,8 +14,9 @@ from atoll.api.times import seconds_of
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import DisruptionBudgets, violations
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide, missing_claim
+from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments
+from atoll.cluster.gangs.member_requests import member_requests, shared_reservation
 from atoll.cluster.gangs.membership import GangKey, GangMember, gang_key, key_of, members_of
 from atoll.cluster.gangs.node_domains import NodeDomains, choose_topology, demands_a_level, node_domains_of
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
@@ -25,7 +26,7 @@ from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import GangSearchInput, PlacementSnapshot, search_input
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.cluster.objects import Pod
-from atoll.cluster.requests import Request, request_of
+from atoll.cluster.requests import Request
 from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.snapshot import NOW_SECONDS
 
@@ -62,15 +63,7 @@ class IndexedGangs:
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
         """Return each member's request, by uid, without those that need no GPUs; or why one of them is invalid."""
-        found: dict[str, Request] = {}
-        for member in members:
-            if not pods.is_gpu_pod(member.pod):
-                continue
-            request = request_of(member.pod, self.scene.snapshot.claim_of(member.pod), is_admitted=True)
-            if not isinstance(request, Request):
-                return missing_claim(member.pod, request.reason)
-            found[member.uid] = request
-        return found
+        return member_requests(members, self.scene.snapshot.claim_of, self.scene.snapshot.reservation_of)
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""
@@ -160,7 +153,7 @@ def decide_gang(gangs: IndexedGangs, gang: GpuGang) -> GangDecision:
         return GangDecision(view, decision.act, "WaitForQuorum", requests.message)
     if isinstance(site, Obstacle):
         return GangDecision(view, decision.act, site.reason, site.message)
-    asked = FindPlacesInput(view, decision.members, requests, site, _landscape(gangs, decision))
+    asked = FindPlacesInput(view, decision.members, requests, site, _landscape(gangs, decision, requests))
     if decision.act is GangAction.REPLACE:
         seats = place_missing(view, asked.chosen, requests, site, asked.landscape)
         left = len(asked.chosen) - len(seats)
@@ -177,13 +170,13 @@ def seats_for(gangs: IndexedGangs, found: FoundPlacement) -> tuple[MemberAssignm
     return member_assignments(found.placement, found.question.asked, gangs.scene.ledger.nodes)
 
 
-def _landscape(gangs: IndexedGangs, decision: LifecycleDecision) -> PlacementSnapshot:
-    """Landscape in which GPUs kept for members of the gang count as free."""
-    kept = (gangs.scene.ledger.kept(member.uid) for member in decision.members)
+def _landscape(gangs: IndexedGangs, decision: LifecycleDecision, requests: Mapping[str, Request]) -> PlacementSnapshot:
+    """Landscape in which GPUs kept for members of the gang count as free, and of a GpuReservation only its own."""
+    ledger = gangs.scene.ledger
+    landscape = gangs.landscape.confined(ledger, shared_reservation(requests), now_seconds=NOW_SECONDS)
+    kept = (ledger.kept(member.uid) for member in decision.members)
     own = [one for one in kept if one is not None]
-    if not own:
-        return gangs.landscape
-    return with_kept(gangs.landscape, gangs.scene.ledger, own, now_seconds=NOW_SECONDS)
+    return with_kept(landscape, ledger, own, now_seconds=NOW_SECONDS) if own else landscape
 
 
 def _told(decision: LifecycleDecision) -> tuple[str, str]:
@@ -206,7 +199,8 @@ def gang_victims(gangs: IndexedGangs, decision: GangDecision) -> tuple[Pod, ...]
     asking = GangRequest(asked.view, asked.chosen, asked.requests, asked.site, asked.landscape)
     if not asking.may_preempt:
         return ()
-    budgets, holdings = DisruptionBudgets(gangs.scene.snapshot.budgets), holdings_of(gangs.scene.ledger)
+    budgets = DisruptionBudgets(gangs.scene.snapshot.budgets)
+    holdings = holdings_of(gangs.scene.ledger, shared_reservation(asked.requests))
     allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}
 
     def is_spared(unit: EvictionUnit) -> bool:

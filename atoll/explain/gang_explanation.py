@@ -14,6 +14,7 @@ from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, words
 from atoll.cluster.gangs.lifecycle import GangAction
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
+from atoll.cluster.reservation_use import reservation_name
 from atoll.explain.gang_decision import GangDecision, IndexedGangs, decide_gang
 from atoll.explain.gang_proposals import GangProposal, find_gang_suggestions
 from atoll.explain.proposals import Suggestions
@@ -74,6 +75,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
     decision = decide_gang(gangs, gang)
     state = state_of(decision)
     stages = Counter(_stage(member) for member in decision.view.members)
+    is_reserved = any(reservation_name(member.pod) for member in decision.view.members)
     return GangExplanation(
         gang=f"{gang.metadata.namespace}/{gang.metadata.name}",
         state=state,
@@ -84,7 +86,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
         waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
         asked=tuple(_asked(gang.spec)),
         domains=_domains(decision) if state in (GangState.BUSY, GangState.UNKNOWN, GangState.NEVER) else (),
-        help=find_gang_suggestions(gangs, gang, decision),
+        help=NO_HELP if is_reserved else find_gang_suggestions(gangs, gang, decision),
         assignments=tuple(
             (seat.member.pod.metadata.name, seat.allocation.node, seat.allocation.device_ids)
             for seat in decision.assignments

@@ -25,6 +25,7 @@ from atoll.cluster.gangs.member_assignments import (
     replaced_assignment,
     status_assignment,
 )
+from atoll.cluster.gangs.member_requests import shared_reservation
 from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
@@ -32,6 +33,7 @@ from atoll.cluster.gangs.preemption import GangRequest
 from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
+from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.events import ObjectReference
@@ -68,7 +70,7 @@ class AdmissionReconciler:
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
         self._preemption.observe(kind, change)
-        if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
+        if kind is WatchedKind.LEASE and not self._is_given_back(change):
             return ()
         if kind is WatchedKind.POD and not _has_left(change):
             return ()
@@ -82,6 +84,11 @@ class AdmissionReconciler:
             self._cache.attempts.clear()
         self._cache.note_capacity()
         return (ALL,) if self._cache.candidates else ()
+
+    def _is_given_back(self, change: Change[Any]) -> bool:
+        """Return whether a GPU is free now, for everybody or for the pods of its GpuReservation."""
+        record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
+        return change.kind is ChangeKind.DELETED or (record is not None and record.holder.is_reservation)
 
     def all_keys(self) -> Iterable[str]:
         """Return the one key."""
@@ -119,7 +126,7 @@ class AdmissionReconciler:
         if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
             return [CUT_SECONDS]
         first = self._blocker() if is_blocking else None
-        ahead = Ahead()
+        ahead: dict[str, Ahead] = {}
         for number, view in enumerate(waiting):
             if first is not None:
                 await self._hold(waiting[number:], f"gang {_named(first)} must be ready first")
@@ -128,12 +135,13 @@ class AdmissionReconciler:
             if number >= TRIES_MAX:
                 waits.append(CUT_SECONDS)
                 break
-            waits.append(await self._try(view, ahead))
+            pool = next(filter(None, (reservation_name(member.pod) for member in view.members)), "")
+            waits.append(await self._try(view, ahead.get(pool, NOBODY)))
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
             if waits[-1] is not None and self._cache.rules.strict_order:
-                ahead = self._with_contender(ahead, view)
+                ahead[pool] = self._with_contender(ahead.get(pool, NOBODY), view)
             await asyncio.sleep(0)
         return waits
 
@@ -199,7 +207,8 @@ class AdmissionReconciler:
             return await self._wait(view, NoPlacement(Verdict.UNKNOWN, requests.message, "WaitForQuorum"))
         if isinstance(domains, Obstacle):
             return NoPlacement(Verdict.UNKNOWN, domains.message, domains.reason)
-        snapshot = self._cache.snapshot()
+        reservation = shared_reservation(requests)
+        snapshot = self._cache.snapshot(reservation)
         if decision.act is GangAction.REPLACE:
             is_whole = await self._replace(view, decision, domains, snapshot)
             return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
@@ -211,7 +220,7 @@ class AdmissionReconciler:
             before = ""
         answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
         if isinstance(answer, FoundPlacement):
-            return await self._admit(view, decision, answer, domains)
+            return await self._admit(view, decision, answer, domains, reservation)
         if before:
             return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
         if answer.verdict is Verdict.BUSY:
@@ -219,11 +228,16 @@ class AdmissionReconciler:
         return await self._wait(view, answer)
 
     async def _admit(
-        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
+        self,
+        view: GangView,
+        decision: LifecycleDecision,
+        found: FoundPlacement,
+        domains: NodeDomains,
+        reservation: str,
     ) -> NoPlacement | None:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
         assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
-        if not await self._reserve(view, assignments):
+        if not await self._reserve(view, assignments, reservation):
             self._context.metrics.gang_admissions.labels("undone").inc()
             message = "a GPU was taken by somebody else meanwhile"
             return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
@@ -259,16 +273,17 @@ class AdmissionReconciler:
         pod = self._context.mirror.pods.by_uid.get(assignment.member.uid)
         return pod is not None and pod.metadata.deletion_timestamp is None
 
-    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment]) -> bool:
-        """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
+    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
+        """Create every Lease, or take it over from the GpuReservation with this uid; or leave none behind. Raises
+        KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
         for assignment in assignments:
             if assignment.allocation.device_ids:
-                ledger.assume(assignment.member.uid, assignment.allocation)
+                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
         claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
         members = [assignment.member for assignment in assignments]
         try:
-            got_all = await reserve(self._context, view.gang, assignments, claims)
+            got_all = await reserve(self._context, view.gang, assignments, claims, reservation)
         except KubeError:
             await unreserve(self._context, members, assignments)
             raise
@@ -284,7 +299,7 @@ class AdmissionReconciler:
         if isinstance(requests, Obstacle):
             return False
         assignments = place_missing(view, decision.members, requests, domains, snapshot)
-        if not assignments or not await self._reserve(view, assignments):
+        if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
             return False
         await self._ungate(assignments, view.status.admission)
         if decision.status.assignment is not None:

@@ -15,7 +15,8 @@ from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import GangView, Obstacle, missing_claim
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import GangKey, GangMember, MemberStage, gang_key, key_of, members_of, stage_of
 from atoll.cluster.gangs.node_domains import (
     NodeDomains,
@@ -33,7 +34,7 @@ from atoll.cluster.leases import LeaseRecord, lease_name
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
-from atoll.cluster.requests import Request, request_of
+from atoll.cluster.requests import Request
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.clock import Clock
 from atoll.kube.events import ObjectReference
@@ -269,29 +270,23 @@ class GangCache:
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
         """Return what each member asks for, by uid, without those that need no GPUs; or why one cannot be served."""
-        found: dict[str, Request] = {}
-        for member in members:
-            pod = member.pod
-            if not pods.is_gpu_pod(pod):
-                continue
-            claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
-            request = request_of(pod, claim, is_admitted=True)
-            if not isinstance(request, Request):
-                return missing_claim(pod, request.reason)
-            found[member.uid] = request
-        return found
+        mirror = self.mirror
+        return member_requests(
+            members, lambda pod: mirror.claim(pod.metadata.namespace, pods.claim_name(pod)), mirror.reservation_of
+        )
 
     # The cluster
 
-    def snapshot(self) -> PlacementSnapshot:
-        """Return the cluster at this moment; the same one as long as nothing changes."""
-        mirror, ledger = self.mirror, self.mirror.ledger
-        cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
+    def snapshot(self, reservation: str = "") -> PlacementSnapshot:
+        """Return the cluster at this moment; the same one as long as nothing changes. `reservation`: uid of the
+        GpuReservation that the gang is confined to."""
+        mirror, ledger, now = self.mirror, self.mirror.ledger, self.clock.monotonic_seconds()
+        cells = ledger.cells(now_seconds=now)
         watched = (mirror.pods, mirror.nodes, mirror.volumes, mirror.volume_claims)
         moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
-        return self._snapshot[1]
+        return self._snapshot[1].confined(ledger, reservation, now_seconds=now)
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""

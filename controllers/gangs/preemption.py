@@ -17,6 +17,7 @@ import structlog
 from atoll.api import names
 from atoll.cluster.budgets import DisruptionBudgets, violations
 from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.member_requests import shared_reservation
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.preemption import (
     EvictionUnit,
@@ -156,7 +157,8 @@ class GangPreemption:
     async def _plan(self, request: GangRequest, budgets: DisruptionBudgets | None) -> PreemptionPlan | None:
         """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so it is computed
         in a thread; what changes meanwhile is found when the preemption begins."""
-        holdings, admitted = holdings_of(self._cache.mirror.ledger), self._cache.admitted()
+        reservation = shared_reservation(request.requests)
+        holdings, admitted = holdings_of(self._cache.mirror.ledger, reservation), self._cache.admitted()
         if budgets is None:
             return await asyncio.to_thread(plan_preemption, request, holdings, admitted, is_spared=None)
         allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}

@@ -34,7 +34,7 @@ from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Serv
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.gangs.cache import GangCache
-from controllers.leases.writes import annotate_lease, delete_lease, read_lease
+from controllers.leases.writes import annotate_lease, end_lease, read_lease, rewrite_lease
 
 log = structlog.get_logger(__name__)
 
@@ -64,18 +64,27 @@ def raise_first(answers: Iterable[object]) -> None:
 
 
 async def reserve(
-    context: Context, gang: GpuGang, assignments: Sequence[MemberAssignment], claims: dict[str, str]
+    context: Context,
+    gang: GpuGang,
+    assignments: Sequence[MemberAssignment],
+    claims: dict[str, str],
+    reserved_by: str = "",
 ) -> bool:
-    """Create the Leases of all assignments. False when somebody else holds a GPU; KubeError when that is unknown.
+    """Create the Leases of all assignments; or, for a gang that uses the GpuReservation `reserved_by`, a uid, take over
+    the Leases that it holds. False when somebody else holds a GPU; KubeError when that is unknown.
 
-    Every creation has ended by then; what was created stays, and the caller takes it back.
+    Every write has ended by then; what was written stays, and the caller takes it back.
     """
     token = context.new_token()
     identity = f"{gang.metadata.namespace}/{gang.metadata.name}/{gang.metadata.uid}"
 
     async def create(entry: tuple[MemberAssignment, int, str]) -> bool:
         assignment, device_id, uuid = entry
-        now = context.clock.now()
+        now, idle = context.clock.now(), None
+        if reserved_by:
+            idle = context.mirror.ledger.leases.get(lease_name(assignment.allocation.node, device_id))
+            if idle is None or idle.holder.uid != reserved_by or idle.device_uuid != uuid:
+                return False
         reservation = Reservation(
             node=assignment.allocation.node,
             node_uid=assignment.node_uid,
@@ -85,10 +94,14 @@ async def reserve(
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=RESERVATION_SECONDS)),
             gang=identity,
+            reservation=idle.reservation if idle is not None else "",
         )
+        body = lease_body(reservation, device_id, uuid)
         try:
-            await context.api.create(paths.leases(names.SYSTEM_NAMESPACE), lease_body(reservation, device_id, uuid))
-        except AlreadyExists:
+            if idle is not None:
+                return await rewrite_lease(context.api, idle, body)
+            await context.api.create(paths.leases(names.SYSTEM_NAMESPACE), body)
+        except (AlreadyExists, Conflict):
             return False
         return True
 
@@ -203,11 +216,12 @@ async def _clear_nomination(context: Context, pod: Pod) -> None:
 
 
 async def _delete_own(context: Context, name: str, uid: str) -> None:
-    """Delete the Lease of that name if the pod with that uid holds it, as a live look shows."""
+    """Delete the Lease of that name if the pod with that uid holds it, as a live look shows; one of a GpuReservation
+    returns to it."""
     lease = await read_lease(context.api, name)
     record = _record(lease) if lease is not None else None
     if record is not None and record.holder.uid == uid:
-        await delete_lease(context.api, record)
+        await end_lease(context.api, record, context.now_text())
 
 
 def _record(lease: Lease) -> LeaseRecord | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from atoll.api import names
 from atoll.cluster.leases import LeaseRecord, returned_lease
@@ -35,12 +36,17 @@ async def end_lease(api: Api, record: LeaseRecord, now: str) -> bool:
     is already gone. Raises Conflict if it has changed."""
     if not record.reservation or record.holder.is_reservation:
         return await delete_lease(api, record)
-    body = returned_lease(record, now)
+    return await rewrite_lease(api, record, returned_lease(record, now))
+
+
+async def rewrite_lease(api: Api, record: LeaseRecord, body: Mapping[str, Any]) -> bool:
+    """Give exactly this version of a Lease to the holder that `body` names, without any mark of the one before. False
+    if it is gone. Raises Conflict if it has changed."""
     gone = dict.fromkeys((names.LEASE_IN_DOUBT, names.LEASE_FENCED, names.LEASE_GANG))
     patch = merge_patch(
         uid=record.lease_uid,
         resource_version=record.resource_version,
-        annotations={**body["metadata"]["annotations"], **gone},
+        annotations={**gone, **body["metadata"]["annotations"]},
         spec=body["spec"],
     )
     try:

@@ -47,7 +47,7 @@ def cluster() -> Iterator[DevCluster]:
 
 def start_agent(cluster: DevCluster) -> None:
     """Start the agent in the node's namespaces with a token that is bound to the node."""
-    kubeconfig = cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, "atoll-agent", node=NODE)
+    kubeconfig = cluster.service_account_kubeconfig(names.HEARTBEAT_NAMESPACE, "atoll-agent", node=NODE)
     settings = {
         "--node": NODE,
         "--backend": "simulated",

@@ -103,6 +103,7 @@ FIELDS = {
     "GpuReservation": {
         "shape.count": SHAPE,
         "shape.models": SHAPE,
+        "shape.migProfile": "tests/cluster/test_reservations.py::test_instances_of_a_profile_are_taken_like_gpus",
         "shape.unit": SHAPE,
         "shape.level": "tests/cluster/test_reservations.py::test_all_of_it_lies_in_one_domain",
         "namespaces": USERS,

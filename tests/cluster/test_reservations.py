@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
+from atoll.api.claims import GpuClaim
 from atoll.api.reservations import GpuReservation, GpuReservationStatus, ReservationPhase
 from atoll.api.times import text_of
 from atoll.cluster.leases import Holder, LeaseRecord, lease_body, parse_lease, reserved_for, returned_lease
@@ -18,7 +19,7 @@ from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.reservation_use import mark_of, why_unusable
 from atoll.cluster.reservations import NodeOffer, ReservationDecision, decide
 from atoll.cluster.verdicts import FilterInput, judge_nodes
-from tests.builders import NOW, make_allocation, make_pod, make_report
+from tests.builders import NOW, make_allocation, make_claim, make_pod, make_report
 
 START = 1_000_000.0
 PROFILES = {"n1": "dgx1-v100", "n2": "dgx-h100", "n3": "h100-nvl-8", "n4": "l40s-8"}
@@ -26,7 +27,7 @@ PROFILES = {"n1": "dgx1-v100", "n2": "dgx-h100", "n3": "h100-nvl-8", "n4": "l40s
 
 def make_reservation_object(count: int = 4, *, status: dict[str, Any] | None = None, **spec: Any) -> GpuReservation:
     """Return a reservation for namespace team; keywords beside those of the shape go to the spec."""
-    shape = {key: spec.pop(key) for key in ("models", "unit", "level") if key in spec}
+    shape = {key: spec.pop(key) for key in ("models", "unit", "level", "migProfile") if key in spec}
     body = {
         "metadata": {"name": "nightly", "uid": "uid-of-nightly"},
         "spec": {"shape": {"count": count, **shape}, "namespaces": ["team"], **spec},
@@ -44,6 +45,11 @@ class Floor:
             self.ledger.put_report(make_report(name, PROFILES[name]))
             self.ledger.put_heartbeat(name, START, 1e9)
         self.domains: dict[str, str] = {}
+
+    def cut(self, name: str, instances: dict[int, str]) -> None:
+        """Let a node report some of its devices as MIG instances of these profiles."""
+        devices = {number: {"mig": {"profile": profile}} for number, profile in instances.items()}
+        self.ledger.put_report(make_report(name, PROFILES[name], devices=devices))
 
     def offers(self) -> dict[str, NodeOffer]:
         """Return what nobody holds."""
@@ -74,9 +80,9 @@ class Floor:
         assert not (is_new and name in self.ledger.leases), f"{name} is held already"
         self.ledger.put_lease(decode_lease(orjson.dumps(body)))
 
-    def use(self, pod: Pod, reservation: GpuReservation) -> list[LeaseRecord]:
+    def use(self, pod: Pod, reservation: GpuReservation, claim: GpuClaim | None = None) -> list[LeaseRecord]:
         """Let a pod take GPUs over as a bind does: filter, choose, assume, write. Returns what it took."""
-        request = request_of(pod, None, reservation=reservation)
+        request = request_of(pod, claim, reservation=reservation)
         if isinstance(request, Rejection):
             return []
         question = FilterInput(uid=pod.metadata.uid, request=request, now_seconds=START)
@@ -198,6 +204,37 @@ def test_sick_gpu_is_exchanged_and_a_silent_node_is_not() -> None:
     leases = floor.leases(reservation)
     heard = {name: offer for name, offer in floor.offers().items() if name != "n1"}
     assert decide(reservation, leases, heard, START).released == ()
+    moved = decide(reservation, leases, heard, START, gone={"n1"})
+    assert {record.node for record in moved.released} == {"n1"}, "its Node was deleted"
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "expected"),
+    [
+        pytest.param(2, {"migProfile": "1g.10gb"}, (2, 3), id="instances-of-a-profile"),
+        pytest.param(3, {"migProfile": "1g.10gb", "unit": "node"}, (2, 3, 4), id="all-of-a-node"),
+        pytest.param(4, {"migProfile": "1g.10gb"}, (2, 3, 4), id="as-many-as-there-are"),
+        pytest.param(8, {}, (0, 1, 6, 7), id="whole-GPUs-are-none-of-them"),
+    ],
+)
+def test_instances_of_a_profile_are_taken_like_gpus(
+    count: int, shape: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    """Neither whole GPUs nor instances of another profile; a pod that asks for the profile gets them."""
+    floor = Floor("n1")
+    floor.cut("n1", {2: "1g.10gb", 3: "1g.10gb", 4: "1g.10gb", 5: "3g.40gb"})
+    reservation = make_reservation_object(count, **shape)
+    (node,) = floor.settle(reservation).status.nodes
+    assert len(node.ids) == min(count, len(expected))
+    assert set(node.ids) <= set(expected)
+
+    profile = shape.get("migProfile", "")
+    claim = make_claim("c", count=1, migProfile=profile)
+    resource = names.mig_resource(profile) if profile else names.GPU_RESOURCE
+    active = make_reservation_object(count, status={"phase": "Active"}, **shape)
+    pod = user(resource=resource, claim=claim)
+    (taken,) = floor.use(pod, active, claim)
+    assert taken.device_id in node.ids
 
 
 # Who may use it
@@ -221,9 +258,6 @@ def test_sick_gpu_is_exchanged_and_a_silent_node_is_not() -> None:
         pytest.param(user(), {}, "Ended", names.REJECT_RESERVATION_OVER, id="too-late"),
         pytest.param(user(), {}, "Released", names.REJECT_RESERVATION_OVER, id="given-back"),
         pytest.param(user(gpus=5), {}, "Active", names.REJECT_RESERVATION_SMALL, id="too-small"),
-        pytest.param(
-            user(annotations={names.GANG: "g"}), {}, "Active", names.REJECT_RESERVATION_GANG, id="a-gang"
-        ),
     ],
 )  # fmt: skip
 def test_who_may_use_it_and_why_not(pod: Pod, spec: dict[str, Any], phase: str, reason: str) -> None:
@@ -245,6 +279,24 @@ def test_pod_that_names_one_never_runs_outside_it() -> None:
     request = request_of(user("b", 1), None, reservation=reservation)
     verdicts = judge_nodes(["n1", "n2"], FilterInput("uid-of-b", request, START), floor.ledger)
     assert set(verdicts.rejected.values()) == {names.REJECT_RESERVATION_ELSEWHERE}
+
+
+def test_member_of_a_gang_keeps_what_its_admission_took_when_the_reservation_is_over() -> None:
+    """Half of a gang is worth nothing. A pod that has taken nothing yet is refused; so is a member without GPUs, and a
+    pod without a gang, which would choose anew."""
+    floor = Floor("n1")
+    running = make_reservation_object(2, status={"phase": "Active"})
+    floor.settle(running)
+    taken = floor.use(user("p", 2), running)
+    over, member = make_reservation_object(2, status={"phase": "Ended"}), user(gpus=2, annotations={names.GANG: "g"})
+
+    kept = request_of(member, None, is_admitted=True, reservation=over, holds=taken)
+    assert isinstance(kept, Request)
+    assert kept.reservation == "uid-of-nightly"
+    assert request_of(member, None, is_admitted=True, reservation=None, holds=taken) == kept
+    refused = Rejection(names.REJECT_RESERVATION_OVER)
+    assert request_of(member, None, is_admitted=True, reservation=over) == refused
+    assert request_of(user(gpus=2), None, is_admitted=True, reservation=over, holds=taken) == refused
 
 
 def test_what_it_holds_is_free_for_nobody_else() -> None:
@@ -301,6 +353,12 @@ class ReservationHistory:
     def sicken(self, choice: int) -> None:
         self.floor.ledger.put_report(make_report("n2", PROFILES["n2"], sick=[choice]))
 
+    def disagree(self, choice: int) -> None:
+        """Another leader's clock is far off, so that the reservation has not begun, or is over."""
+        off_seconds = 1000.0 * (choice - 4)
+        spec = {"starts": text_of(START - 500.0), "ends": text_of(START + 500.0)}
+        self.status = self.floor.settle(self.reservation(**spec), START + off_seconds).status
+
     def resize(self, choice: int) -> None:
         self.count = max(1, self.count + choice - 3)
 
@@ -320,6 +378,7 @@ EVENTS = (
     ReservationHistory.bind,
     ReservationHistory.finish,
     ReservationHistory.sicken,
+    ReservationHistory.disagree,
     ReservationHistory.resize,
 )
 

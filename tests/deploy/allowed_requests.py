@@ -172,7 +172,7 @@ PARTS = [
     node_status("an agent counts its GPUs", "node-a",
                 {"status": {"capacity": {"gpu.scheduling/gpu": "8"}, "allocatable": {"gpu.scheduling/gpu": "8"}}}),
     create("an agent's own pod", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all"),
-                                     runtimeClassName="atoll-nvidia"), namespace="atoll-system"),
+                                     runtimeClassName="atoll-nvidia"), namespace="atoll-nodes"),
 ]  # fmt: skip
 
 ERRANDS = [*USERS, *KUBERNETES, *PARTS]

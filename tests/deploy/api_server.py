@@ -38,7 +38,8 @@ def user_and_groups(identity: str) -> tuple[str, ...]:
     """Return whom the name of an identity means: a part of Atoll, `kubelet@NODE`, one of STRANGERS, or a plain user."""
     name, _, node = identity.partition("@")
     if name in SERVICE_ACCOUNTS:
-        return f"system:serviceaccount:atoll-system:atoll-{name}", "system:serviceaccounts:atoll-system"
+        namespace = "atoll-nodes" if name == "agent" else "atoll-system"
+        return f"system:serviceaccount:{namespace}:atoll-{name}", f"system:serviceaccounts:{namespace}"
     if name == "kubelet":
         return f"system:node:{node}", "system:nodes"
     return STRANGERS.get(name, (name, "system:authenticated"))
@@ -73,8 +74,9 @@ class ApiAnswer:
 class RealApi:
     """Requests under an identity, over the administrator's credentials."""
 
-    def __init__(self, kubeconfig: Path) -> None:
+    def __init__(self, kubeconfig: Path, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Read server, authority and credentials of the current context; a token or a client certificate."""
+        self._timeout_seconds = timeout_seconds
         config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
         context = _named(config["contexts"], config["current-context"])["context"]
         cluster = _named(config["clusters"], context["cluster"])["cluster"]
@@ -103,7 +105,7 @@ class RealApi:
         """Send a request; an error of the API server is an answer too."""
         separator = "&" if "?" in path else "?"
         data = None if body is None else json.dumps(body).encode()
-        connection = http.client.HTTPSConnection(self._host, context=self._tls, timeout=WAIT_SECONDS)
+        connection = http.client.HTTPSConnection(self._host, context=self._tls, timeout=self._timeout_seconds)
         with closing(connection):
             connection.putrequest(method, f"{path}{separator}dryRun=All" if dry_run else path)
             for name, value in (*self._headers.items(), *impersonation(identity), ("Content-Type", content_type)):

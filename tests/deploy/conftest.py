@@ -55,7 +55,7 @@ def apply_policies(api: RealApi) -> Callable[[], None]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "atoll-unclaimed-pods"},
-            "data": {"allowedNamespaces": "kube-system atoll-system doors"},
+            "data": {"allowedNamespaces": "kube-system atoll-system atoll-nodes doors"},
         }
         assert api.apply(parameter, path="/api/v1/namespaces/atoll-system/configmaps").is_accepted
 

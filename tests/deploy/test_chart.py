@@ -431,17 +431,18 @@ def test_who_keeps_no_certificates_has_no_right_to() -> None:
 
 def ingress(objects: Objects, part: str) -> dict[int, Any]:
     """Return who may connect to which port of a part's pods; None: everybody."""
-    policy = objects[("NetworkPolicy", "atoll-system", f"atoll-{part}")]["spec"]
+    wanted = ("NetworkPolicy", f"atoll-{part}")
+    (policy,) = (body["spec"] for (kind, _, name), body in objects.items() if (kind, name) == wanted)
     return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
 
 
 def test_every_part_is_reached_on_its_declared_ports_alone() -> None:
     """A policy selects the pods of each part, and opens the ports that their containers declare, and the page."""
     objects = rendered()
-    for (kind, _, name), body in objects.items():
+    for (kind, namespace, name), body in objects.items():
         if kind not in {"Deployment", "DaemonSet"}:
             continue
-        policy = objects[("NetworkPolicy", "atoll-system", name)]["spec"]
+        policy = objects[("NetworkPolicy", namespace, name)]["spec"]
         assert policy["podSelector"]["matchLabels"] == body["spec"]["selector"]["matchLabels"]
         containers = body["spec"]["template"]["spec"]["containers"]
         declared = {port["containerPort"] for container in containers for port in container.get("ports", ())}

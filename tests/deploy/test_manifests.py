@@ -169,7 +169,25 @@ def test_bindings_lead_from_a_role_of_ours_or_of_kubernetes_to_a_part() -> None:
         if binding["kind"] in {"RoleBinding", "ClusterRoleBinding"}:
             assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in known | builtin
             subjects |= {(subject["kind"], subject["namespace"], subject["name"]) for subject in binding["subjects"]}
-    assert subjects == {("ServiceAccount", names.SYSTEM_NAMESPACE, account) for account in SERVICE_ACCOUNTS}
+    homes = dict.fromkeys(SERVICE_ACCOUNTS, names.SYSTEM_NAMESPACE)
+    homes["atoll-agent"] = names.HEARTBEAT_NAMESPACE
+    assert subjects == {("ServiceAccount", namespace, account) for account, namespace in homes.items()}
+
+
+def test_only_the_agents_namespace_lets_pods_see_the_machine() -> None:
+    """Pod Security restricts every part but the agents, which are alone where it does not."""
+    enforced = {
+        body["metadata"]["name"]: body["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for body in load("namespaces.yaml")
+    }
+    homes = {
+        body["metadata"]["name"]: body["metadata"]["namespace"]
+        for body in manifests("*.yaml", "scheduler/deployment.yaml")
+        if body["kind"] in {"Deployment", "DaemonSet"}
+    }
+    assert {name: enforced[namespace] for name, namespace in homes.items()} == {
+        name: "privileged" if name == "atoll-agent" else "restricted" for name in homes
+    }
 
 
 @pytest.mark.parametrize(("kind", "name"), POD_OWNERS, ids=lambda value: value)

@@ -40,6 +40,11 @@ ROLLOUT = "400s"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
 
 
+def home(part: str) -> str:
+    """Return the namespace of a part: agents, which may see their machines, have one of their own."""
+    return names.HEARTBEAT_NAMESPACE if part.endswith("agent") else names.SYSTEM_NAMESPACE
+
+
 def gpu_node(name: str, profile: str) -> DevNodeSpec:
     """Return a node as NVIDIA's feature discovery and toolkit leave it."""
     return DevNodeSpec(name, profile=profile, nvidia=NvidiaRuntime.HANDLER, labels=GPU_LABEL)
@@ -141,7 +146,7 @@ class ChartRelease:
     def wait_rollouts(self) -> None:
         """Wait until every replica of every part is new and available."""
         for target in WORKLOADS:
-            done = self.kubectl("rollout", "status", target, f"--timeout={ROLLOUT}")
+            done = self.kubectl("rollout", "status", target, f"--timeout={ROLLOUT}", namespace=home(target))
             assert done.returncode == 0, f"{target}: {done.stdout}{done.stderr}{self.describe()}"
 
     def _values(self) -> Path:
@@ -172,14 +177,14 @@ class ChartRelease:
 
     # What an administrator looks at
 
-    def kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run kubectl in Atoll's namespace."""
-        return self.cluster.kubectl("-n", names.SYSTEM_NAMESPACE, *words)
+    def kubectl(self, *words: str, namespace: str = names.SYSTEM_NAMESPACE) -> subprocess.CompletedProcess[str]:
+        """Run kubectl in a namespace of Atoll's."""
+        return self.cluster.kubectl("-n", namespace, *words)
 
     def pods(self, component: str) -> dict[str, dict[str, Any]]:
         """Return the pods of a part that are not on their way out, by name."""
         selector = f"labelSelector=app.kubernetes.io%2Fname%3Datoll%2Capp.kubernetes.io%2Fcomponent%3D{component}"
-        items = self.cluster.api.get(f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?{selector}")["items"]
+        items = self.cluster.api.get(f"/api/v1/namespaces/{home(component)}/pods?{selector}")["items"]
         found = {item["metadata"]["name"]: item for item in items}
         return {name: item for name, item in found.items() if "deletionTimestamp" not in item["metadata"]}
 
@@ -201,9 +206,10 @@ class ChartRelease:
 
     def describe(self) -> str:
         """Return what an administrator would look at first."""
-        pods = self.kubectl("get", "pods", "-o", "wide").stdout
-        events = self.kubectl("get", "events", "--sort-by=.lastTimestamp").stdout
-        logs = self.kubectl(
-            "logs", "-l", "app.kubernetes.io/name=atoll", "--all-containers", "--tail=15", "--prefix"
-        ).stdout
-        return f"\n{pods}\n{events[-4000:]}\n{logs[-8000:]}"
+        told = ""
+        for namespace in (names.SYSTEM_NAMESPACE, names.HEARTBEAT_NAMESPACE):
+            pods = self.kubectl("get", "pods", "-o", "wide", namespace=namespace).stdout
+            events = self.kubectl("get", "events", "--sort-by=.lastTimestamp", namespace=namespace).stdout
+            words = ("logs", "-l", "app.kubernetes.io/name=atoll", "--all-containers", "--tail=15", "--prefix")
+            told += f"\n{pods}\n{events[-4000:]}\n{self.kubectl(*words, namespace=namespace).stdout[-8000:]}"
+        return told

@@ -2,7 +2,7 @@
 
 Parts and kube-scheduler are killed and paused; the API server is killed and restarted; etcd is paused; all connections
 of Atoll's central parts to the API server are cut at once; a real kubelet is paused, killed and restarted. Meanwhile
-hundreds of pods start, and end by themselves, by a user, or by force.
+hundreds of pods start, and end by themselves, by a user, or by force, and a tenant means harm all the while.
 """
 
 import os
@@ -23,6 +23,7 @@ from devcluster import DevCluster, DevNodeSpec, control_plane
 from devcluster.errors import AdminApiError, DevclusterError
 from devcluster.installation import AtollPart, Installation
 from tests.e2e.conftest import OPTIONS
+from tests.e2e.hostile_tenant import HostileTenant
 from tests.e2e.world import HOLD, STAY, RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3000)]
@@ -105,6 +106,7 @@ class Chaos:
         self._created = 0
         self._bound: set[str] = set()
         self._deck: list[Callable[[Chaos], bool]] = []
+        self.tenant = HostileTenant(world, rng)
 
     # Faults: each tells whether it happened
 
@@ -284,6 +286,7 @@ class Chaos:
         """Break, mend and use for so long, and until enough pods have come."""
         for size in sorted(set(SIZES)):
             self.world.claim(f"size-{size}", size)
+        self.tenant.move_in()
         end, fault_at = time.monotonic() + seconds, 0.0
         while time.monotonic() < end or self._created < PODS_MIN or len(self._bound) < BOUND_MIN:
             if time.monotonic() >= fault_at:
@@ -292,8 +295,10 @@ class Chaos:
             self._mend()
             self._revive()
             self._use()
+            self.tenant.act()
         self.mend_all()
         print(f"{self._created} pods, {len(self._bound)} of them seen bound; faults: {dict(self.counts)}")
+        print(f"harms: {dict(self.tenant.counts)}")
 
 
 def _has_ended(pod: dict[str, Any]) -> bool:
@@ -301,7 +306,8 @@ def _has_ended(pod: dict[str, Any]) -> bool:
 
 
 def test_chaos_breaks_no_promise(world: RealCluster) -> None:
-    """After minutes of faults of every kind the audit is clean, no Lease is left, and no GPU ever had two users."""
+    """After minutes of faults of every kind the audit is clean, no Lease is left, and no GPU ever had two users; a
+    tenant who means harm got nothing that he may not have, and stopped nobody's pods."""
     seed = int(os.environ.get("ATOLL_SEED") or random.SystemRandom().randrange(10**6))
     print(f"seed {seed}; repeat with ATOLL_SEED={seed}")
     chaos = Chaos(world, random.Random(seed))
@@ -312,6 +318,9 @@ def test_chaos_breaks_no_promise(world: RealCluster) -> None:
             chaos.mend_all()
 
     assert {fault.__name__ for fault in Chaos.FAULTS} == set(chaos.counts)
+    assert {harm.__name__ for harm in HostileTenant.HARMS} == set(chaos.tenant.counts)
+    assert chaos.tenant.let_through == []
+    chaos.tenant.move_out()
     bound = [pod for pod in world.pods() if pod["spec"].get("nodeName")]
     assert [pod["metadata"]["name"] for pod in bound if parse_allocation(pod["metadata"]["annotations"]) is None] == []
     world.check_audit()

@@ -64,7 +64,7 @@ def words(release: ChartRelease) -> dict[str, str]:
         assert world.cluster.kubectl(*arguments).returncode == 0
     world.wait_running("train")
     selector = ("-l", "app.kubernetes.io/component=agent", "-o", "jsonpath={.items[0].metadata.name}")
-    agent = world.cluster.kubectl("-n", names.SYSTEM_NAMESPACE, "get", "pods", *selector).stdout
+    agent = world.cluster.kubectl("-n", names.HEARTBEAT_NAMESPACE, "get", "pods", *selector).stdout
     return {
         "NAMESPACE": TEAM,
         "NAME": "train",

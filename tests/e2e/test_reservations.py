@@ -45,15 +45,28 @@ class Reserved:
         wanted = {"phase": phase, "idle": idle, "used": used}
         self.world.wait(lambda: wanted.items() <= self.status().items(), f"{wanted}, not {self.status()}")
 
-    def devices(self) -> set[int]:
-        """Return the device ids on lovelace that belong to it."""
-        return {device for entry in self.status()["nodes"] if entry["node"] == "lovelace" for device in entry["ids"]}
+    def devices(self, node: str = "lovelace") -> set[int]:
+        """Return the device ids on a node that belong to it."""
+        return {device for entry in self.status()["nodes"] if entry["node"] == node for device in entry["ids"]}
 
     def pod(self, world: RealCluster, name: str, claim: str, **options: Any) -> None:
         """Create a pod that names it."""
+        world.create(self.pod_body(world, name, claim, **options))
+
+    def pod_body(self, world: RealCluster, name: str, claim: str, **options: Any) -> dict[str, Any]:
+        """Return a pod that names it."""
         body = world.pod_body(name, claim, **options)
         body["metadata"]["annotations"][names.RESERVATION] = self.name
-        world.create(body)
+        return body
+
+    def gang(self, world: RealCluster, name: str, count: int, claim: str) -> list[str]:
+        """Create a gang of pods that name it; return their names."""
+        members = [f"{name}-{number}" for number in range(count)]
+        for member in members:
+            body = self.pod_body(world, member, claim)
+            body["metadata"]["annotations"] |= {names.GANG: name, names.GANG_SIZE: str(count)}
+            world.create(body)
+        return members
 
 
 @pytest.fixture
@@ -135,3 +148,27 @@ def test_its_end_frees_what_nobody_uses_and_leaves_the_rest(world: RealCluster, 
     reserved.delete()
     world.pod("everybody", "all")
     world.wait_running("everybody")
+
+
+def test_a_gang_starts_whole_within_it_or_waits(world: RealCluster, reserved: Reserved) -> None:
+    """Its containers see GPUs of the reservation, which return to it; a gang behind it waits beside free GPUs."""
+    world.claim("two", 2, models=MODEL)
+    reserved.create(4)
+    reserved.wait("Active", idle=4, used=0)
+    first = reserved.gang(world, "first", 2, "two")
+    for name in first:
+        world.wait_running(name)
+    reserved.wait("Active", idle=0, used=4)
+    uuids = {one["id"]: one["uuid"] for one in world.report("lovelace")["status"]["devices"]}
+    own = {uuids[device] for device in reserved.devices()}
+    seen = [world.seen(name).nvidia for name in first]
+    assert sorted(uuid for each in seen for uuid in each) == sorted(own)
+
+    second = reserved.gang(world, "second", 2, "two")
+    world.wait_event(second[0], names.REASON_GANG_WAITING)
+    assert all("nodeName" not in world.get(name)["spec"] for name in second)
+    for name in first:
+        world.delete(name)
+    for name in second:
+        world.wait_running(name)
+    assert {uuid for name in second for uuid in world.seen(name).nvidia} == own

@@ -69,8 +69,8 @@ def gang_situation(
     )  # fmt: skip
     asked = make_claim("c", count=gpus, **claim) if claim is not None else None
     members = [
-        make_pod(f"g-{number}", gpus=gpus, claim=asked, annotations={names.GANG: "g"}, schedulingGates=GATES,
-                 **(member or {}))
+        make_pod(f"g-{number}", **{"gpus": gpus, "claim": asked, "annotations": {names.GANG: "g"},
+                                   "schedulingGates": GATES, **(member or {})})
         for number in range(count if there is None else there)
     ]  # fmt: skip
     members = [with_cpu(one, cpu) for one in members] if cpu else members

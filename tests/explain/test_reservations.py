@@ -8,10 +8,13 @@ import pytest
 
 from atoll.api import names
 from atoll.api.reservations import GpuReservation
-from atoll.cluster.leases import reserved_for
+from atoll.cluster.leases import Holder, reserved_for
 from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import PodState, explain
+from atoll.explain.gang_decision import index_gangs
+from atoll.explain.gang_explanation import GangState, explain_gang
 from tests.builders import NOW, make_lease, make_pod
+from tests.explain.gang_situations import gang_situation, rack
 from tests.explain.situations import Situation, situation
 from tests.explain.test_simulate import answer, claim_manifest, pod_manifest
 
@@ -76,3 +79,38 @@ def test_pod_that_waits_is_told_why(words: str) -> None:
     assert found.state is (PodState.REFUSED if words in REFUSED else PodState.BUSY)
     assert words in found.headline
     assert not found.help.proposals
+
+
+@pytest.mark.parametrize(
+    ("reserved", "count", "state", "words"),
+    [
+        pytest.param(("a1",), 2, GangState.FITS, "2 members fit now, on 1 nodes", id="fits"),
+        pytest.param(("a1", "a2"), 4, GangState.BUSY, "waits for the 8 GPUs of its GpuReservation", id="others-use-it"),
+        pytest.param(
+            ("a1",), 4, GangState.BUSY, "even if no pod used the 4 GPUs of its GpuReservation", id="too-small"
+        ),
+        pytest.param((), 2, GangState.MEMBERS, names.REJECT_RESERVATION_OVER, id="over"),
+    ],
+)
+def test_gang_that_names_it_is_explained_by_what_it_holds(
+    reserved: tuple[str, ...], count: int, state: GangState, words: str
+) -> None:
+    """Eight free GPUs beside it change nothing, and nothing is proposed that would free others."""
+    member = {"annotations": {names.GANG: "g", names.RESERVATION: "nightly"}}
+    nodes = {name: rack("a") for name in ("a1", "a2", "b1", "b2")}
+    found = gang_situation(nodes, gpus=2, count=count, member=member)
+    own = reserved_for(MARK, "a1", "", NOW).holder
+    leases = [
+        make_lease(node, number, holder=other if node == "a2" else own, annotations={names.RESERVATION: MARK})
+        for other in (Holder("team", "other", "uid-of-other"),)
+        for node in reserved
+        for number in range(4)
+    ]
+    phase = "Active" if reserved else "Ended"
+    snapshot = replace(found.snapshot, leases=tuple(leases), reservations=hall(phase=phase).snapshot.reservations)
+    told = explain_gang(index_gangs(index_snapshot(snapshot)), found.gang)
+
+    assert told.state is state
+    assert words in told.headline
+    assert not told.help.proposals
+    assert {node for _, node, _ in told.assignments} <= {"a1"}

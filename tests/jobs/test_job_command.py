@@ -8,12 +8,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from atoll.api import names
+from atoll.cluster.objects import Metadata, Node, NodeStatus
 from atoll.explain.changes import with_nodes
 from atoll.explain.codec import encode_snapshot
 from atoll.explain.shapes import known_machine
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.notes import Note
 from atoll.jobs.text import manifest_text
+from atoll.ml.tables import TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL
 from atollctl.__main__ import app
 from tests.jobs.render import rendered
 from tests.jobs.test_job_examples import EXAMPLES
@@ -219,3 +222,39 @@ def test_checkpoints_go_where_the_administrator_allows(file: Path, tmp_path: Pat
     assert run("validate", "-f", file)[0] == 0
     assert status == 1
     assert "ext_ml_checkpoint_storage_uri" in told
+
+
+@pytest.fixture
+def tpu_hosts(tmp_path: Path) -> Path:
+    """A saved cluster of four hosts of a v5e slice 4x4, one of which has a model."""
+    labels = {TPU_TYPE_LABEL: "tpu-v5-lite-podslice", TPU_TOPOLOGY_LABEL: "4x4"}
+    allocatable = {"cpu": "32", "memory": "512Gi", "google.com/tpu": "4"}
+    model = {names.MODELS_LOADED: json.dumps([{"model_id": "t5-xxl", "model_version": "v1.0"}])}
+    nodes = [
+        Node(Metadata(f"host-{number}", labels=labels, annotations=model if number == 2 else {}),
+             status=NodeStatus(allocatable=allocatable))
+        for number in range(4)
+    ]  # fmt: skip
+    path = tmp_path / "slice.json"
+    path.write_bytes(encode_snapshot(replace(EMPTY, nodes=tuple(nodes))))
+    return path
+
+
+def test_explain_refuses_a_slice_that_no_node_has(file: Path, tpu_hosts: Path) -> None:
+    """A shape that no machine has comes by no waiting; a shape that exists may be busy."""
+    text = (EXAMPLES / "tpu.yaml").read_text()
+    status, told, _ = run("explain", "-f", EXAMPLES / "tpu.yaml", "--snapshot", tpu_hosts)
+    assert status == 0
+    assert "the nearest to its model first: host-2 (100 points), host-0, host-1, host-3" in told
+
+    file.write_text(text.replace("4x4", "4x8").replace("ext_ml_tpu_chip_count: 16", "ext_ml_tpu_chip_count: 32"))
+    status, told, _ = run("explain", "-f", file, "--snapshot", tpu_hosts)
+    assert status == 1
+    assert "no worker has v5e 4x8; there is v5e 4x4" in told
+
+
+def test_explain_says_why_no_node_serves_a_job_without_gpus(file: Path, tpu_hosts: Path) -> None:
+    """The conditions that Atoll does not place by are told too."""
+    file.write_text(JOB + "ext_ml_accelerator: cpu\next_ml_cpu_cores: 64\next_ml_memory_gb: 8\n")
+    _, told, _ = run("explain", "-f", file, "--snapshot", tpu_hosts)
+    assert "no node serves it: has 32 cores, not 64 (4 nodes)" in told

@@ -41,6 +41,7 @@ REASONS = {
     Verdict.UNKNOWN: {"WaitForNodes"},
     Verdict.NEVER: {"NeverFits"},
 }
+Pool = tuple[Sequence[int], Sequence[int]]
 NEVER_READY = "tests/never-ready"
 """Annotation of members whose containers run and are never ready."""
 
@@ -87,8 +88,10 @@ class SimulatedJob:
 class JobController:
     """Makes and deletes the members of Jobs, as Kubernetes' own controller does."""
 
-    def __init__(self, server: SimulatedServer) -> None:
+    def __init__(self, server: SimulatedServer, reserving: Sequence[str]) -> None:
+        """`reserving`: names of the gangs that use the reservation."""
         self._server = server
+        self.reserving = reserving
         self.jobs: dict[str, SimulatedJob] = {}
         server.listeners.append(self._on_write)
 
@@ -133,6 +136,7 @@ class JobController:
     def _make(self, job: SimulatedJob, owner: str) -> None:
         name, job.made = f"{job.name}-{job.made}", job.made + 1
         annotations = {names.GANG: job.name, **({NEVER_READY: "yes"} if job.is_never_ready else {})}
+        annotations |= {names.RESERVATION: "nightly"} if job.name in self.reserving else {}
         gates = [{"name": names.GANG_GATE}]
         body = pod_json(name, gpus=job.gpus, annotations=annotations, schedulingGates=gates, restartPolicy="Never")
         body["metadata"]["ownerReferences"] = [
@@ -199,8 +203,8 @@ class GangJudge:
         self._recount(gang_of(new or old or {}))
 
     def _on_let_go(self, pod: Object) -> None:
-        name, uid = gang_of(pod), pod["metadata"]["uid"]
-        if not admission_of(pod):
+        name, uid, admission = gang_of(pod), pod["metadata"]["uid"], admission_of(pod)
+        if not admission:
             self._break(8, f"{uid} was let go in no admission")
         job, members = self._jobs.jobs[name], {one["metadata"]["uid"]: one for one in self._jobs.members(name)}
         leases = Counter(
@@ -209,7 +213,7 @@ class GangJudge:
         if leases[uid] < job.gpus:
             self._break(8, f"{uid} was let go with {leases[uid]} of {job.gpus} GPUs")
         held = {one for one in members if leases[one]}
-        known = self._let_go.setdefault(admission_of(pod), set())
+        known = self._let_go.setdefault(admission, set())
         lost = {one for one in known if one not in members or has_ended(members[one])} - held - job.done
         known.add(uid)
         if len(held | job.done) + len(lost) < job.count:
@@ -305,11 +309,13 @@ class GangJudge:
             if self._loop.time() - since > limit_seconds:
                 yield f"gang {name} is admitted and not ready for {self._loop.time() - since:.0f} s"
 
-    def problems(self, free: Sequence[int], whole: Sequence[int]) -> Iterator[str]:
-        """Yield what is not as it should be at rest. `free`, `whole`: GPUs of each node, free now and in all."""
+    def problems(self, free: Sequence[int], whole: Sequence[int], pool: Pool) -> Iterator[str]:
+        """Yield what is not as it should be at rest. `free`, `whole`: GPUs of each node, free now and in all; `pool`:
+        the same of the reservation."""
         yield from (f"gang {name} is admitted and not ready yet" for name in self._unready_since)
         for gang in self._server.collection(GANGS):
-            yield from self._problems_of(gang, free, whole)
+            uses = gang["metadata"]["name"] in self._jobs.reserving
+            yield from self._problems_of(gang, *(pool if uses else (free, whole)))
 
     def _problems_of(self, gang: Object, free: Sequence[int], whole: Sequence[int]) -> Iterator[str]:
         name, admitted = gang["metadata"]["name"], condition(gang, names.CONDITION_ADMITTED)
@@ -325,7 +331,10 @@ class GangJudge:
         if not gated or not gang["spec"].get("active", True) or len(gated) + len(job.done) < job.count or not is_known:
             return
         verdict = verdict_of(len(gated), job.gpus, free, whole)
-        if verdict is Verdict.FITS or admitted.get("reason") not in REASONS[verdict]:
+        reasons = (
+            REASONS[Verdict.BUSY] | {"WaitForQuorum"} if name in self._jobs.reserving else REASONS.get(verdict, ())
+        )
+        if verdict is Verdict.FITS or admitted.get("reason") not in reasons:
             yield f"gang {name}: {len(gated)} members of {job.gpus} GPUs, which is {verdict.name}: {admitted}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from atoll.api.times import seconds_of
 from atoll.cluster import release as proof
 from atoll.cluster import reports
-from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs import lifecycle, member_requests
 from atoll.cluster.gangs.membership import key_of
 from atoll.cluster.gangs.queue import AdmissionAttempts
 from atoll.cluster.holds import DeviceHolds
@@ -259,6 +259,16 @@ def _pods_run_beside_their_reservation() -> Undo:
     return swapping((reading, "request_of", request_of))
 
 
+def _gangs_run_beside_their_reservation() -> Undo:
+    original = member_requests.request_of
+
+    def request_of(*arguments: Any, **options: Any) -> Any:
+        found = original(*arguments, **options)
+        return found if isinstance(found, Rejection) else replace(found, reservation="")
+
+    return swapping((member_requests, "request_of", request_of))
+
+
 def _time_of_an_adopted_gang_never_begins() -> Undo:
     original = lifecycle._with_start
 
@@ -290,8 +300,8 @@ def _age_of_a_heartbeat_by_its_agents_clock() -> Undo:
 def _members_let_go_with_what_there_is() -> Undo:
     original = AdmissionReconciler._reserve
 
-    async def reserve(self: Any, view: Any, assignments: Any) -> bool:
-        await original(self, view, assignments[:1])
+    async def reserve(self: Any, view: Any, assignments: Any, reservation: str) -> bool:
+        await original(self, view, assignments[:1], reservation)
         return True
 
     return swapping((AdmissionReconciler, "_reserve", reserve))
@@ -405,6 +415,9 @@ GUARDS: dict[str, Guard] = {
     "time of an adopted gang": Guard("it holds its GPUs for ever", _time_of_an_adopted_gang_never_begins, seed=1500),
     "successes are remembered": Guard(
         "who is done and collected is missed", _successes_are_read_off_objects, seed=1500
+    ),
+    "gang within its reservation": Guard(
+        "a gang runs outside of what it names", _gangs_run_beside_their_reservation, seed=1500
     ),
     "id of an admission": Guard("one of the last ends the next", _admissions_are_not_told_apart, seed=1500),
     "attempts by uid": Guard("a successor waits for its predecessor", _attempts_belong_to_a_name, seed=1500),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.api import names
+from atoll.api.times import text_of
 from atoll.cluster.leases import RESERVATION_NAMESPACE
 from controllers import loops
 from tests.builders import pod_json
@@ -17,7 +18,18 @@ from tests.simulation.faults import FaultPlan
 from tests.simulation.gangs import GangJudge, GangSteps, JobController
 from tests.simulation.judge import Broken, Judge
 from tests.simulation.machines import DEVICES, HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
-from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_STEPS, NODES, RESERVING, SECONDS, Plan, Step
+from tests.simulation.plan import (
+    CALM_KINDS,
+    CONTROLLERS,
+    EXTENDERS,
+    GANG_STEPS,
+    NODES,
+    RESERVING,
+    RESERVING_GANGS,
+    SECONDS,
+    Plan,
+    Step,
+)
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import (
     ALL_PODS,
@@ -37,6 +49,7 @@ from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
 REST_SECONDS_MAX = 420.0
 RESERVATION = "nightly"
+OWN = f"{RESERVATION_NAMESPACE}/"
 LOOK_SECONDS = 4.0
 BOOKMARK_SECONDS = 40.0
 CLEANER_SECONDS = 5.0
@@ -74,7 +87,7 @@ class SimulatedCluster:
         self.excused: set[str] = set()
         self.judge = Judge(self.server, self.machines, is_excused=lambda name: name in self.excused)
         self.surroundings = ShellEnvironment(self.server, self.weather, loop, self.plan.settings)
-        self.jobs = JobController(self.server)
+        self.jobs = JobController(self.server, RESERVING_GANGS if plan.reserved_count else ())
         self.gang_steps = GangSteps(self)
         is_undisturbed = not self.plan.rates and all(step.kind in CALM_KINDS for step in self.plan.steps)
         self.gang_judge = GangJudge(
@@ -98,8 +111,7 @@ class SimulatedCluster:
     def begin(self) -> None:
         """Set up two machines, perhaps a reservation, and every process."""
         if self.plan.reserved_count:
-            spec = {"shape": {"count": self.plan.reserved_count}, "namespaces": ["team"]}
-            self.server.create(f"{RESERVATIONS}/{RESERVATION}", {"metadata": {"name": RESERVATION}, "spec": spec})
+            self._create_reservation()
         for node in NODES:
             self._add_machine(node, node).power_on()
         for machine in self.machines:
@@ -118,6 +130,10 @@ class SimulatedCluster:
         if self.plan.has_gangs:
             self._every(JOBS_SECONDS, self.jobs.work)
             self._every(LOOK_SECONDS, self._look_at_gangs)
+
+    def _create_reservation(self) -> None:
+        spec = {"shape": {"count": self.plan.reserved_count}, "namespaces": ["team"]}
+        self.server.create(f"{RESERVATIONS}/{RESERVATION}", {"metadata": {"name": RESERVATION}, "spec": spec})
 
     def _add_machine(self, node: str, ident: str) -> SimulatedNode:
         skew = self.plan.skew_seconds
@@ -233,6 +249,20 @@ class SimulatedCluster:
     def _delete(self, step: Step) -> None:
         if self._pod(step) is not None:
             self.server.delete(f"{PODS}/{step.target}")
+
+    def _delete_reservation(self, _step: Step) -> None:
+        if f"{RESERVATIONS}/{RESERVATION}" in self.server.objects:
+            self.server.delete(f"{RESERVATIONS}/{RESERVATION}")
+
+    def _make_reservation_anew(self, step: Step) -> None:
+        """Another one of the name: it inherits nothing."""
+        self._delete_reservation(step)
+        self._create_reservation()
+
+    def _end_reservation(self, _step: Step) -> None:
+        """Let it end at a moment that the controllers' clocks disagree about."""
+        ends = text_of(VirtualClock(self.loop).now().timestamp() + 1.0)
+        self.server.patch(f"{RESERVATIONS}/{RESERVATION}", {"spec": {"ends": ends}})
 
     def _force_delete(self, step: Step) -> None:
         if self._pod(step) is not None:
@@ -454,7 +484,7 @@ class SimulatedCluster:
         found = self.judge.leaks(self._is_nobodys)
         found += [f"{name} ended: {fault!r}" for name, p in self.controllers.items() if (fault := p.failure())]
         free = {node: self._free(node) for node in NODES}
-        idle = {node: self._idle(node) for node in NODES}
+        idle = {node: self._reserved(node, holder=OWN) for node in NODES}
         found += self._reservation_problems(idle, free)
         for pod in self.server.pods():
             count = int(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE])
@@ -464,26 +494,35 @@ class SimulatedCluster:
             if not pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending" and roomy and not is_gated:
                 found.append(f"{pod['metadata']['uid']} waits for {count} GPUs while {roomy} have them")
         whole = [len(self.machine(node).devices) for node in NODES]
-        found += self.gang_judge.problems([len(free[node]) for node in NODES], whole)
+        pool = [len(idle[node]) for node in NODES], [len(self._reserved(node)) for node in NODES]
+        found += self.gang_judge.problems([len(free[node]) for node in NODES], whole, pool)
         for name, replica in self.extenders.items():
             found += self._memory_problems(name, replica, free)
         return found
 
-    def _idle(self, node: str) -> set[str]:
-        """Return the GPUs of a node that the reservation holds itself."""
+    def _reserved(self, node: str, *, holder: str = "") -> set[str]:
+        """Return the GPUs of a node that belong to the reservation of now, and whose holder begins so."""
+        reservation = self.server.objects.get(f"{RESERVATIONS}/{RESERVATION}")
+        uid = reservation["metadata"]["uid"] if reservation is not None else "none"
         return {
             lease["metadata"]["annotations"][names.LEASE_DEVICE_UUID]
             for lease in self.server.collection(LEASES)
-            if lease["spec"]["holderIdentity"].startswith(f"{RESERVATION_NAMESPACE}/")
+            if lease["metadata"].get("annotations", {}).get(names.RESERVATION) == f"{RESERVATION}/{uid}"
+            and lease["spec"]["holderIdentity"].startswith(holder)
             and lease["metadata"]["annotations"][names.LEASE_NODE] == node
         }
 
     def _reservation_problems(self, idle: dict[str, set[str]], free: dict[str, set[str]]) -> list[str]:
         """Return what the reservation has too much, or lacks while GPUs are free."""
-        leases = self.server.collection(LEASES)
-        has = sum(names.RESERVATION in lease["metadata"].get("annotations", {}) for lease in leases)
-        wants, spare = self.plan.reserved_count, sum(map(len, free.values()))
-        if has > wants and any(idle.values()):
+        reservation = self.server.objects.get(f"{RESERVATIONS}/{RESERVATION}")
+        kept = sum(lease["spec"]["holderIdentity"].startswith(OWN) for lease in self.server.collection(LEASES))
+        if kept > sum(map(len, idle.values())):
+            return [f"{kept} GPUs are idle in reservations, more than in the one that exists"]
+        has, spare = sum(len(self._reserved(node)) for node in NODES), sum(map(len, free.values()))
+        if reservation is None or reservation["spec"].get("ends"):
+            return [f"the reservation is over and keeps {kept} GPUs"] if kept else []
+        wants = self.plan.reserved_count
+        if has > wants and kept:
             return [f"the reservation has {has} GPUs, of {wants}"]
         return [f"the reservation has {has} GPUs, of {wants}, while {spare} are free"] if has < wants and spare else []
 

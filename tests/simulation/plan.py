@@ -80,6 +80,10 @@ STORM_KINDS: dict[str, float] = {
 """What may happen to gangs while writes and watches are late."""
 CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete", "hear verdict"})
 """What disturbs nobody's view."""
+RESERVATION_KINDS: dict[str, float] = {"make reservation anew": 2.0, "end reservation": 1.0, "delete reservation": 1.0}
+"""What may happen to a reservation, where there is one."""
+RESERVATION_STEPS_MAX = 3
+RESERVING_GANGS = ("g0",)
 
 
 GANG_STEPS = frozenset({*GANG_KINDS, "delete waiting member", "hear verdict"})
@@ -108,7 +112,7 @@ class Plan:
     rates: tuple[tuple[str, float], ...]
     controllers_count: int = 1
     reserved_count: int = 0
-    """GPUs of a GpuReservation, which the pods of RESERVING use and no others."""
+    """GPUs of a GpuReservation, which the pods of RESERVING and the gangs of RESERVING_GANGS use and no others."""
     skew_seconds: float = 2.0
     """How far off the clocks of machines are at most."""
     is_calm: bool = False
@@ -153,7 +157,7 @@ def plan_of(seed: int, *, is_short: bool = False) -> Plan:
     rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in RARE else 1.0)) for kind in chosen)
     controllers_count = 2 if rng.random() < 0.2 else 1
     reserved_count = rng.choice((1, 2, 4, 6)) if seed % RESERVED_ONE_IN == RESERVED_ONE_IN - 1 else 0
-    return Plan(seed, steps, rates, controllers_count, reserved_count)
+    return _with_changes(rng, Plan(seed, steps, rates, controllers_count, reserved_count), length)
 
 
 def gang_plan_of(seed: int) -> Plan:
@@ -172,7 +176,19 @@ def gang_plan_of(seed: int) -> Plan:
     faults = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS)
     chosen = [] if is_calm else [kind for kind in faults if rng.random() < 0.3]
     rates = tuple((kind, rng.choice((0.02, 0.05))) for kind in chosen)
-    return Plan(seed, (*begun, *later), rates, skew_seconds=600.0, is_calm=is_calm)
+    reserved_count = rng.choice((2, 4, 6)) if not is_calm and rng.random() < 0.5 else 0
+    plan = Plan(seed, (*begun, *later), rates, reserved_count=reserved_count, skew_seconds=600.0, is_calm=is_calm)
+    return _with_changes(rng, plan, 40.0)
+
+
+def _with_changes(rng: random.Random, plan: Plan, length: float) -> Plan:
+    """Return the plan with changes of its reservation, if it has one."""
+    if not plan.reserved_count:
+        return plan
+    kinds, weights = tuple(RESERVATION_KINDS), tuple(RESERVATION_KINDS.values())
+    drawn = rng.choices(kinds, weights=weights, k=rng.randint(0, RESERVATION_STEPS_MAX))
+    changes = (Step(rng.uniform(0.3, length), kind) for kind in drawn)
+    return replace(plan, steps=tuple(sorted((*plan.steps, *changes), key=lambda step: step.at_seconds)))
 
 
 def gang_storm_of(seed: int) -> Plan:

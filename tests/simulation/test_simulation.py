@@ -10,7 +10,17 @@ import pytest
 
 from tests.simulation.faults import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 from tests.simulation.guards import GUARDS
-from tests.simulation.plan import GANG_KINDS, KINDS, Plan, Step, gang_plan_of, plan_of, shrink
+from tests.simulation.plan import (
+    GANG_KINDS,
+    KINDS,
+    RESERVATION_KINDS,
+    RESERVING_GANGS,
+    Plan,
+    Step,
+    gang_plan_of,
+    plan_of,
+    shrink,
+)
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "1200"))
 """ATOLL_HISTORIES says another number: 10,000 in `make test-long`, some minutes of two cores."""
@@ -77,7 +87,8 @@ def test_every_kind_of_step_occurs() -> None:
 
     of_gangs = [gang_plan_of(seed) for seed in range(100)]
 
-    assert {step.kind for plan in plans for step in plan.steps} == set(KINDS)
+    assert {step.kind for plan in plans for step in plan.steps} == {*KINDS, *RESERVATION_KINDS}
+    assert any(plan.reserved_count and step.target in RESERVING_GANGS for plan in of_gangs for step in plan.steps)
     assert {step.kind for plan in of_gangs for step in plan.steps} >= set(GANG_KINDS)
     assert {plan.is_calm for plan in of_gangs} == {True, False}
     assert {kind for plan in plans for kind, _ in plan.rates} == set(ALL_FAULTS)

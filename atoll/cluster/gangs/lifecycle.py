@@ -20,7 +20,6 @@ from enum import StrEnum
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, GpuGang, GpuGangStatus, RequeueState
 from atoll.api.times import seconds_of, text_of
-from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.gang_status import (
     close_admission,
@@ -44,7 +43,6 @@ from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.succeeded import known_uids, of_owners, remember
-from atoll.cluster.objects import Pod
 
 
 class GangAction(StrEnum):
@@ -66,19 +64,6 @@ class Obstacle:
 
     reason: str
     message: str
-
-
-_ADVICE = {
-    names.REJECT_CLAIM_MISSING: "create GpuClaim {claim!r}",
-    names.REJECT_CLAIM_REPLACED: "create the pod anew too, which names GpuClaim {claim!r}",
-    names.REJECT_COUNT_MISMATCH: "a member asks for as many GPUs as its claim says, without a claim for one or more",
-}
-
-
-def missing_claim(pod: Pod, reason: str) -> Obstacle:
-    """Return why a member cannot be served whatever is free, with what to do about it where that is known."""
-    advice = _ADVICE.get(reason, "").format(claim=pods.claim_name(pod))
-    return Obstacle("Invalid", f"pod {pod.metadata.name}: {reason}{'; ' if advice else ''}{advice}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,12 @@ def find_places(
     answer = search(view, chosen, requests, node_domains, cluster)
     if isinstance(answer, FoundPlacement) or answer.verdict is not Verdict.BUSY:
         return answer
-    if isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement):
+    fits_emptied = isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement)
+    if cluster.pool is not None:
+        held = sum(mask.bit_count() for mask in cluster.pool.positions.values())
+        why = "waits for" if fits_emptied else "does not fit, even if no pod used"
+        return replace(answer, message=f"{why} the {held} GPUs of its GpuReservation: {answer.message}")
+    if fits_emptied:
         return answer
     opened = search(view, chosen, requests, node_domains, cluster.opened())
     if isinstance(opened, FoundPlacement):

@@ -67,14 +67,19 @@ class HeldDevices:
     mask: int
 
 
-def holdings_of(ledger: Ledger) -> list[HeldDevices]:
-    """Return the pods that hold GPUs, with those that would be free without them; less what is kept for others."""
+def holdings_of(ledger: Ledger, reservation: str = "") -> list[HeldDevices]:
+    """Return the pods that hold GPUs, with those that would be free without them; less what is kept for others.
+
+    `reservation`: uid of the GpuReservation that the gang uses: GPUs of one become free only for its own pods."""
     found = []
     for node, holders in pods_by_node(ledger).items():
         devices = ledger.nodes.get(node)
         if devices is not None:
             kept = ledger.kept_mask(node, "", None)
-            found += [HeldDevices(pod, node, sole_mask(ledger, devices, pod.metadata.uid) & ~kept) for pod in holders]
+            found += [
+                HeldDevices(pod, node, sole_mask(ledger, devices, pod.metadata.uid, reservation=reservation) & ~kept)
+                for pod in holders
+            ]
     return found
 
 
@@ -263,17 +268,17 @@ def with_kept(
     cluster: PlacementSnapshot, ledger: Ledger, kept: Iterable[SoftReservation], *, now_seconds: float
 ) -> PlacementSnapshot:
     """Return the snapshot as the gang sees it for whose members these GPUs are kept: they are free for it."""
-    cells = dict(cluster.cells)
+    cells, reservation = dict(cluster.cells), cluster.pool.reservation if cluster.pool is not None else ""
     for one in kept:
         cell, devices = cells.get(one.node), ledger.nodes.get(one.node)
         if cell is None or devices is None:
             continue
-        free = ledger.free(one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP)
+        free = ledger.free(
+            one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP, asking_reservation=reservation
+        )
         own = free & devices.mask_of(one.device_ids) & devices.usable
         cells[one.node] = cell_of(cell.shape, cell.free | own)
-    return PlacementSnapshot(
-        cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free, volumes=cluster.volumes
-    )
+    return replace(cluster, cells=cells)
 
 
 def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: Collection[str]) -> PlacementSnapshot:
@@ -291,4 +296,4 @@ def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: C
     pods_on = dict(cluster.pods_on)
     for node, uids in left.items():
         pods_on[node] = [pod for pod in pods_on.get(node, ()) if pod.metadata.uid not in uids]
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free, volumes=cluster.volumes)
+    return replace(cluster, cells=cells, pods_on=pods_on, free=free)

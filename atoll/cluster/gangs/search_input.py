@@ -19,9 +19,11 @@ from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import minimum_of
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.weakness import weaknesses
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
@@ -39,10 +41,19 @@ PART = "/"
 
 
 @dataclass(frozen=True, slots=True)
+class ReservedPool:
+    """GPUs of a GpuReservation, given by its uid. `positions`: masks by node, of all that it or its pods hold."""
+
+    reservation: str
+    positions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
-    taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes."""
+    taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes; `pool`: the GPUs that
+    the gang is confined to, if it uses a GpuReservation."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -51,7 +62,8 @@ class PlacementSnapshot:
     free: Mapping[str, Mapping[str, int]]
     last: frozenset[str] = frozenset()
     volumes: host_fit.Volumes = field(default_factory=host_fit.Volumes)
-    _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict)
+    pool: ReservedPool | None = None
+    _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict, init=False)
 
     def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
         """Return the hosts of these domains, built once: every gang that is tried on this snapshot shares them."""
@@ -71,10 +83,13 @@ class PlacementSnapshot:
         return self.last.union(name for name, cell in self.cells.items() if cell.shape in weak) if weak else self.last
 
     def emptied(self) -> "PlacementSnapshot":
-        """Return the same machines without any pod."""
-        cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
+        """Return the same machines without any pod; of a GpuReservation, only what it holds."""
+        masks = {name: self.devices[name].usable for name in self.cells}
+        if self.pool is not None:
+            masks = {name: mask & self.pool.positions.get(name, 0) for name, mask in masks.items()}
+        cells = {name: cell_of(self.devices[name].shape, mask) for name, mask in masks.items()}
         free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
-        return PlacementSnapshot(self.nodes, self.devices, cells, {}, free, volumes=self.volumes)
+        return replace(self, cells=cells, pods_on={}, free=free)
 
     def opened(self) -> "PlacementSnapshot":
         """Return the same machines without any pod, as they are once every node is open, ready and heard of again and
@@ -84,7 +99,7 @@ class PlacementSnapshot:
         cells = {name: cell_of(one.shape, all_positions(one)) for name, one in known.items()}
         free = {name: host_fit.free(node, ()) for name, node in nodes.items()}
         last = frozenset(name for name in known if self.withheld(name))
-        return PlacementSnapshot(nodes, self.devices, cells, {}, free, last, self.volumes)
+        return replace(self, nodes=nodes, cells=cells, pods_on={}, free=free, last=last)
 
     def withheld(self, name: str) -> str:
         """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
@@ -97,7 +112,22 @@ class PlacementSnapshot:
     def without_positions(self, masks: Mapping[str, int]) -> "PlacementSnapshot":
         """Return the snapshot without these positions of nodes."""
         cells = {name: cell_of(cell.shape, cell.free & ~masks.get(name, 0)) for name, cell in self.cells.items()}
-        return PlacementSnapshot(self.nodes, self.devices, cells, self.pods_on, self.free, self.last, self.volumes)
+        return replace(self, cells=cells)
+
+    def confined(self, ledger: Ledger, reservation: str, *, now_seconds: float) -> "PlacementSnapshot":
+        """Return the snapshot for a gang that may use the GPUs of one GpuReservation, given by its uid, and no others;
+        for everybody if it is empty."""
+        if not reservation:
+            return self
+        positions: dict[str, int] = {}
+        for record in ledger.leases.values():
+            devices = ledger.nodes.get(record.node)
+            if devices is not None and reservation_of((record,)) == reservation:
+                mask = devices.mask_of((), frozenset({record.device_uuid}))
+                positions[record.node] = positions.get(record.node, 0) | mask
+        own = ledger.own_cells(now_seconds=now_seconds, asking_reservation=reservation)
+        cells = {name: own.get(name) or cell_of(cell.shape, 0) for name, cell in self.cells.items()}
+        return replace(self, cells=cells, pool=ReservedPool(reservation, positions))
 
 
 def usable_positions(
