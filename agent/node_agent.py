@@ -99,6 +99,7 @@ class NodeAgent:
         self._looked_at = self._tried_at = clock.monotonic_seconds()
         self._refused_at: float | None = None
         self._signalled = ""
+        self._rewinds_count = 0
         self.kubelet_url = ""
         self.observations_count = 0
         self.failures_count = 0
@@ -206,8 +207,10 @@ class NodeAgent:
             await self._rest(seconds, not_before=not_before)
 
     async def observe_once(self) -> None:
-        """Take one observation; publish it if it is new or owed. Raises KubeError."""
-        schedule = self._schedule
+        """Take one observation; publish it if it is new or owed. Raises KubeError.
+
+        One that began before the API server was restored is dropped: its position lies in a future that never was."""
+        schedule, rewinds_count = self._schedule, self._rewinds_count
         position = await self._position()
         inventory = self._inventory.with_pods(self.pods.by_uid.values(), position=position)
         if not self.has_published and self._writer.stored_report is not None:
@@ -230,8 +233,12 @@ class NodeAgent:
             last_host=previous.host_uses if previous else (),
         )
         report = await self._compose(observation, evidence, previous, position=position)
+        if rewinds_count != self._rewinds_count:
+            return
         if self._writer.is_news(report) or schedule.must_publish(is_complete=evidence.is_complete):
-            await self._writer.publish(report)
+            if not await self._writer.publish(report):
+                self._on_rewind()
+                return
             self.publications_count += 1
         self._remember(evidence, schedule)
 
@@ -415,6 +422,7 @@ class NodeAgent:
 
     def _on_rewind(self) -> None:
         """The API server was restored: forget versions and the stored report, list again, and publish a report."""
+        self._rewinds_count += 1
         self._writer.stored = None
         self._fresh_version = ""
         for reflector in (self.pods, self._nodes, self._reports):

@@ -101,18 +101,26 @@ class StatusWriter:
         sent, kept = self._refused
         return self.stored_report != kept or says_something_new(report, sent)
 
-    async def publish(self, report: GpuNodeStatusReport) -> None:
-        """Write the report under the next sequence number; create the object if there is none. Raises KubeError."""
+    async def publish(self, report: GpuNodeStatusReport) -> bool:
+        """Write the report under the next sequence number; create the object if there is none. Raises KubeError.
+
+        Return False if the API server turns out to be restored from a backup: nothing is written, since the report was
+        made from what is known of the time before. The patch carries only changes, so it must not meet another object
+        than the stored one: the backup's old pods under a new number would say that all others are gone.
+        """
         self._refused = None
-        differences = 0
+        differences, version = 0, ""
         for _ in range(ATTEMPTS_MAX):
             stored = self.stored or await self._fetch_or_create()
+            if is_older(stored.metadata.resource_version, version):
+                return False
+            version = stored.metadata.resource_version
             numbered = self._numbered(report, stored.status)
             patch = json_merge_patch(stored.status.to_json() if stored.status else {}, numbered.to_json())
             try:
                 answer = await self._client.patch(
                     paths.gpunodestatuses(self._node, "status"),
-                    patches.merge_patch(uid=stored.metadata.uid, status=patch),
+                    patches.merge_patch(uid=stored.metadata.uid, resource_version=version, status=patch),
                     retry=True,
                 )
             except (NotFound, Conflict):
@@ -121,12 +129,13 @@ class StatusWriter:
             self._sequence = numbered.evidence.sequence
             self.take(stored_of(answer))
             if self.stored_report == numbered:
-                return
+                return True
             differences += 1
             if differences == DIFFERENCES_MAX:
                 self._refused = (numbered, self.stored_report)
                 break
         log.warning("Stored report differs from the one written", node=self._node)
+        return True
 
     def _numbered(self, report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> GpuNodeStatusReport:
         sequence = max(self._sequence, stored.evidence.sequence if stored else 0) + 1

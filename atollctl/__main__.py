@@ -12,6 +12,7 @@ from atollctl import (
     agent,
     audit,
     choose,
+    cluster,
     defrag,
     explain,
     gangs,
@@ -40,6 +41,7 @@ app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs and show their healt
 app.add_typer(node.app, name="node", help="Show GPU machines; declare one gone for good.")
 app.add_typer(job.app, name="job", help="Check, render and explain jobs, and submit them to the job service.")
 app.add_typer(job_server.app, name="jobs", help="The job service.")
+app.add_typer(cluster.app, name="cluster", help="Clusters of the job service: health, free GPUs, drain.")
 app.add_typer(queue.app, name="queue", help="Tenants' queues in Kueue, kept by the job service.")
 job.app.command(name="submit")(job_service.submit_jobs)
 job.app.command(name="list")(job_service.list_service_jobs)

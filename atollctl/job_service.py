@@ -33,7 +33,8 @@ Authority = Annotated[
     Path | None, typer.Option("--ca", envvar="ATOLL_JOBS_CA", help="PEM file of the CA of the service's certificate.")
 ]
 ClusterName = Annotated[
-    str, typer.Option("--cluster", envvar="ATOLL_JOBS_CLUSTER", help="Name of the cluster in the job service.")
+    str,
+    typer.Option("--cluster", envvar="ATOLL_JOBS_CLUSTER", help="Name of a cluster; auto lets the service choose."),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of a job.", show_default=False)]
 SERVER: Final = "http://127.0.0.1:8090"
@@ -110,11 +111,35 @@ def show_job(
     cost = asked(client, "GET", f"/{found['id']}/cost").json()
     for label, value in _cost_facts(found, cost):
         show_line(f"{label + ':':<14}{value}")
+    if found["choice"] is not None:
+        show_line("")
+        show_choice(found["choice"])
     events = asked(client, "GET", f"/{found['id']}/events", query={"page_size": 200}).json()
     show_line("")
     now = datetime.now(UTC)
     rows = ((_age(one["at"], now), one["what"], one["status"], one["actor"], one["message"]) for one in events["items"])
     show_table(("AGE", "WHAT", "STATUS", "BY", "MESSAGE"), rows)
+
+
+def show_choice(choice: Mapping[str, Any]) -> None:
+    """Print the score sheet of the choice of a cluster."""
+    parts = list(choice["weights"])
+    rows = []
+    for row in choice["rows"]:
+        mark = "*" if row["cluster"] == choice["chosen"] else ""
+        numbers = [f"{row['parts'][name]:.2f}" if name in row["parts"] else "" for name in parts]
+        score = f"{row['score']:.3f}" if not row["excluded"] else ""
+        rows.append((row["cluster"] + mark, score, *numbers, _fit(row), row["excluded"] or row["reason"]))
+    weighted = (f"{name.upper()} x{choice['weights'][name]:g}" for name in parts)
+    show_table(("CLUSTER", "SCORE", *weighted, "FITS", "WHY NOT"), rows)
+
+
+def _fit(row: Mapping[str, Any]) -> str:
+    if row["excluded"]:
+        return ""
+    if row["fits"]:
+        return "now"
+    return f"in {row['wait_seconds']:.0f} s" if row["wait_seconds"] is not None else "unknown"
 
 
 def cancel_job(
@@ -283,6 +308,7 @@ def _facts(one: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Status", one["status"] + (" (cancelling)" if _is_cancelling(one) else "")),
         ("Message", one["message"]),
         ("Type", one["job_type"]),
+        ("Cluster", one["cluster_id"]),
         ("Tenant", one["tenant_id"] + (f", project {one['project_id']}" if one["project_id"] else "")),
         ("Created by", one["created_by"]),
         ("Object", f"{one['object_kind']} {one['namespace']}/{one['object_name']}"),

@@ -71,7 +71,8 @@ class ServiceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ServiceClient:
-    """The job service at one address, one of its clusters, and one collection in it, such as jobs."""
+    """The job service at one address, one of its clusters, and one collection in it, such as jobs; empty for all
+    clusters, and for the cluster itself."""
 
     url: str
     cluster: str
@@ -140,7 +141,8 @@ class ServiceClient:
         timeout_seconds: float,
     ) -> HTTPResponse:
         asked = f"?{urlencode(query, doseq=True)}" if query else ""
-        url = f"{self.url}/api/clusters/{quote(self.cluster, safe='')}/{self.collection}{path}{asked}"
+        parts = (quote(part, safe="") for part in (self.cluster, self.collection) if part)
+        url = "/".join((f"{self.url}/api/clusters", *parts)) + path + asked
         mine = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = Request(url, data=body, method=method, headers={**headers, **mine})  # noqa: S310 - http or https, above
         opened: HTTPResponse = self.opener.open(request, timeout=timeout_seconds)

@@ -126,7 +126,7 @@ class DevCluster:
 
     def restart_control_plane(self, between: Callable[[], object]) -> None:
         """Kill controller manager, API server and etcd, call `between`, and start them again; wait until the API server
-        is ready. kube-scheduler and kubelets are left alone."""
+        is ready. kube-scheduler may end meanwhile, having lost its leadership; kubelets are left alone."""
         for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
             self._kill(name)
         between()

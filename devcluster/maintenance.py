@@ -1,8 +1,8 @@
 """What administrators do to a running control plane: replace its certificate authority, back up etcd, restore it.
 
-Each restarts the control plane. kube-scheduler and kubelets do not read a new authority by themselves and do not notice
-a restored etcd: after a restoration the caller restarts them, as Kubernetes' documentation asks. Everything else that
-runs in the cluster is left running.
+Each restarts the control plane. The caller restarts kube-scheduler afterwards: it ends when the API server is away for
+longer than its leadership lasts, and does not read a new authority by itself. After a restoration the caller restarts
+the kubelets too, as Kubernetes' documentation asks. Everything else in the cluster runs on.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from devcluster.node import NodeFiles
 
 def replace_certificate_authority(cluster: DevCluster) -> None:
     """Replace the API server's authority and everything that it signed, in the files of every kubeconfig too; the old
-    one is not trusted any more. Restarts the kubelets; the caller restarts kube-scheduler."""
+    one is not trusted any more. Restarts the kubelets."""
     layout, record = cluster.layout, state.read_record(cluster.layout.folder)
     accounts = sorted(layout.kubeconfigs.glob("account_*.kubeconfig"))
 

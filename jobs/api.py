@@ -29,11 +29,12 @@ from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.accounts import learned, resume_within
-from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster, parts_of
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster, parts_of
 from jobs.asking import OneJob, PageNumber, PageSize
 from jobs.audit import AuditEntry, action_of, entry_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
+from jobs.cluster_api import add_cluster_routes
 from jobs.errors import JobServiceError
 from jobs.exec_routes import add_exec_routes
 from jobs.pod_logs import NoPods
@@ -47,10 +48,10 @@ from jobs.problems import (
     response_of,
 )
 from jobs.queue_api import QUEUES, add_queue_routes
-from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
 from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
+    AUTO,
     JobFilter,
     ask_to_cancel,
     ask_to_pause,
@@ -59,7 +60,7 @@ from jobs.store import (
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, check_critical, new_job_of
+from jobs.submission import Submission, accepted_job, check_critical, placed_job
 from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
 from jobs.webhook_routes import add_webhook_routes
@@ -103,6 +104,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     add_schedule_routes(app)
     add_webhook_routes(app)
     add_queue_routes(app)
+    add_cluster_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
@@ -121,28 +123,31 @@ async def submit(
     caller: Caller,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> JobView:
-    """Record a job. A repeated idempotency key returns the job recorded before, with status 200."""
-    check_cluster(cluster, parts)
+    """Record a job. A repeated idempotency key returns the job recorded before, with status 200.
+
+    In cluster auto the service chooses the cluster, and the job shows the score sheet of that choice.
+    """
+    await check_any_cluster(cluster, parts)
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
         raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
-    queues = await parts.database.read(lambda session: queue_file_of(session, cluster))
-    file = QueueFile.model_validate(queues.document) if queues is not None else None
     try:
-        new, needs = new_job_of(submission, parts.settings, parts.rendering, file, now_seconds=now.timestamp())
+        accepted = accepted_job(submission, parts.settings, parts.rendering, cluster, now_seconds=now.timestamp())
+        new = await placed_job(accepted, parts, cluster)
     except ApiRefusal as refusal:
         if refusal.problem.status == 403:
             extra = {"detail": refusal.problem.detail}
             entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
             await parts.audit.note(entry)
         raise
+    needs = accepted.rendered.needs
     kind = kind_of(new.job, needs)
 
     def work(session: Session) -> tuple[JobRecord, bool]:
-        earlier = learned(session, cluster, kind)
+        earlier = learned(session, new.cluster_id, kind)
         priced = replace(new, estimate=estimate(new.job, needs, parts.prices, learned_seconds=earlier))
         return create_job(session, priced, now, job_id=job_id)
 
@@ -150,7 +155,7 @@ async def submit(
     await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"{JOBS.format(cluster=cluster)}/{record.id}"
+    response.headers["Location"] = f"{JOBS.format(cluster=record.cluster_id)}/{record.id}"
     return view_of(record)
 
 
@@ -166,10 +171,10 @@ async def list_all(
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> JobListView:
-    """List the jobs that the caller may see, newest first."""
-    check_cluster(cluster, parts)
+    """List the jobs that the caller may see, newest first; those of cluster auto are the jobs of all clusters."""
+    await check_any_cluster(cluster, parts)
     wanted = JobFilter(
-        cluster,
+        cluster if cluster != AUTO else None,
         seen_scopes(caller),
         status or (),
         job_type=job_type,

@@ -3,26 +3,38 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Path, Request
 
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller
 from atoll.jobs.settings import RenderSettings
+from atoll.kube.api import Api
 from atoll.ml.problems import shown
 from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, NotIdentified
+from jobs.chooser import ClusterChooser
+from jobs.cluster_store import list_clusters
 from jobs.database import Database
 from jobs.limits import UserLimits
 from jobs.pod_exec import CommandRunner
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
-from jobs.queue_cluster import QueueCluster
+from jobs.records import RegisteredCluster
 from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
+from jobs.store import AUTO
 
 Cluster = Annotated[str, Path(max_length=63)]
+
+
+class ApiLinks(Protocol):
+    """Connections to clusters."""
+
+    async def client(self, cluster: RegisteredCluster) -> Api:
+        """Return the client of a cluster. Raises KubeError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,8 @@ class ApiParts:
     limits: UserLimits
     logs: LogReader
     commands: CommandRunner
-    queues: QueueCluster
+    links: ApiLinks
+    chooser: ClusterChooser
     service_id: str
     now: Callable[[], datetime]
     wake: Callable[[str], None]
@@ -71,7 +84,15 @@ Parts = Annotated[ApiParts, Depends(parts_of)]
 Caller = Annotated[JobCaller, Depends(caller_of)]
 
 
-def check_cluster(cluster: str, parts: ApiParts) -> None:
-    """Raise ApiRefusal for an unknown cluster."""
-    if cluster != parts.settings.cluster:
-        raise not_found(f"there is no cluster {shown(cluster)}: this service has {parts.settings.cluster}")
+async def check_cluster(cluster: str, parts: ApiParts) -> RegisteredCluster:
+    """Return the cluster in the path. Raises ApiRefusal for an unknown one."""
+    known = await parts.database.read(lambda session: {one.id: one for one in list_clusters(session)})
+    if cluster not in known:
+        raise not_found(f"there is no cluster {shown(cluster)}: this service has {', '.join(sorted(known))}")
+    return known[cluster]
+
+
+async def check_any_cluster(cluster: str, parts: ApiParts) -> None:
+    """Raise ApiRefusal for an unknown cluster; auto stands for all clusters."""
+    if cluster != AUTO:
+        await check_cluster(cluster, parts)

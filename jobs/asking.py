@@ -12,12 +12,12 @@ from uuid import UUID
 from fastapi import Depends, Query
 
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
-from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
+from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster
 from jobs.audit import entry_of
 from jobs.errors import JobUnknown
 from jobs.problems import ApiRefusal, problem
 from jobs.records import JobRecord
-from jobs.store import PAGE_SIZE_MAX, get_job
+from jobs.store import AUTO, PAGE_SIZE_MAX, get_job
 
 PAGES_MAX: Final = 1_000_000
 
@@ -27,17 +27,18 @@ PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request about one job of one cluster."""
+    """A request about one job of one cluster, or of any."""
 
     parts: ApiParts
     caller: JobCaller
+    cluster: str
     job_id: str
 
     async def allowed(self, permission: JobPermission, extra: Mapping[str, Any] | None = None) -> JobRecord:
         """Return the record if the caller has the permission. `extra`: for the audit, what is to be done. Raises
         JobUnknown, ApiRefusal."""
         record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
-        if record.cluster_id != self.parts.settings.cluster:
+        if self.cluster not in (AUTO, record.cluster_id):
             raise JobUnknown(self.job_id)
         whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
         answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
@@ -53,8 +54,8 @@ class Asked:
 
 async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
     """Return the request about one job. Raises ApiRefusal for an unknown cluster."""
-    check_cluster(cluster, parts)
-    return Asked(parts, caller, str(job_id))
+    await check_any_cluster(cluster, parts)
+    return Asked(parts, caller, cluster, str(job_id))
 
 
 OneJob = Annotated[Asked, Depends(asked_for)]

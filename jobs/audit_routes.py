@@ -48,7 +48,7 @@ async def show_audit(
     cluster: Cluster, parts: Parts, caller: Caller, page: PageNumber = 1, page_size: PageSize = 50
 ) -> AuditListView:
     """List decisions about the jobs of tenants whose admin the caller is; an operator sees all."""
-    check_cluster(cluster, parts)
+    await check_cluster(cluster, parts)
     admin = [one.tenant for one in caller.grants if one.role is TenantRole.ADMIN and one.project is None]
     if not admin and not caller.is_operator:
         raise ApiRefusal(problem(403, "not-allowed", "Not allowed", f"{caller.name} is admin of no tenant"))

@@ -75,7 +75,8 @@ class FoundObject:
 class JobCluster:
     """One cluster."""
 
-    def __init__(self, api: Api, *, service_id: str, may_write: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, api: Api, *, name: str, service_id: str, may_write: Callable[[], bool] = lambda: True) -> None:
+        self.name = name
         self._api = api
         self._may_write = may_write
         self.service_id = service_id

@@ -4,6 +4,8 @@ JobServiceError
 ├── DatabaseUnfit     the database cannot be used: unreachable, or made by a newer Atoll
 ├── JobUnknown        no such job, or the caller may not see it
 ├── NameTaken         an active job has that name in that namespace
+├── ClusterUnknown    no such cluster is registered
+├── ClusterBusy       a cluster has jobs, or is in a state that does not allow the request
 ├── KeyReused         an idempotency key was used before for another job
 ├── WebhookUnknown    no such webhook, or the caller may not see it
 ├── JobEnded          a job that has ended cannot be changed
@@ -78,3 +80,14 @@ class RecordChanged(JobServiceError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"the record of job {job_id} changed in the meantime")
+
+
+class ClusterUnknown(JobServiceError):
+    """There is no such cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        super().__init__(f"there is no cluster {cluster}: register it, or see `atoll cluster list`")
+
+
+class ClusterBusy(JobServiceError):
+    """The cluster's state does not allow the request."""

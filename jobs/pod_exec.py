@@ -5,7 +5,7 @@ Without a terminal and without input: the command runs to its end, and its outpu
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from urllib.parse import urlencode
@@ -77,15 +77,22 @@ class CommandRunner(Protocol):
 class PodExec:
     """Runs commands through the API server."""
 
-    def __init__(self, client: ApiClient, credentials: Credentials) -> None:
-        self._client = client
+    def __init__(
+        self, client_of: Callable[[JobRecord], Awaitable[ApiClient]], credentials: Credentials, *, cluster: str
+    ) -> None:
+        self._client_of = client_of
         self._credentials = credentials
+        self._cluster = cluster
 
     async def run(
         self, record: JobRecord, command: Sequence[str], *, pod: str | None, timeout_seconds: float
     ) -> ExecResult:
-        """Run a command in the first container of a pod of the job."""
-        name = await pod_of(self._client, record, pod)
+        """Run a command in the first container of a pod of the job; only in the cluster of the credentials."""
+        if record.cluster_id != self._cluster:
+            raise ExecRefused(
+                f"job {record.name} is in cluster {record.cluster_id}: exec works in {self._cluster} alone"
+            )
+        name = await pod_of(await self._client_of(record), record, pod)
         path, result = paths.pods(record.namespace, name, "exec"), ExecResult()
         query = urlencode([*(("command", word) for word in command), ("stdout", "true"), ("stderr", "true")])
         url = URL(f"{self._credentials.host}{path}?{query}", encoded=True)

@@ -1,6 +1,6 @@
 """Logs of a job's containers, streamed from the kubelet through the API server. Nothing is stored."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final, Protocol
 
@@ -37,17 +37,18 @@ class _Pod(msgspec.Struct):
 
 
 class PodLogs:
-    """Reads logs through the API server."""
+    """Reads logs through the API server of the job's cluster."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+    def __init__(self, client_of: Callable[[JobRecord], Awaitable[ApiClient]]) -> None:
+        self._client_of = client_of
 
     async def read(self, record: JobRecord, *, pod: str | None, tail: int, follow: bool) -> AsyncGenerator[bytes, None]:
         """Yield the last lines of the named pod of the job, or of the first pod of its newest attempt."""
-        name = await pod_of(self._client, record, pod)
+        client = await self._client_of(record)
+        name = await pod_of(client, record, pod)
         path = paths.pods(record.namespace, name, "log")
         params = {"tailLines": tail, "follow": "true" if follow else "false"}
-        async with aclosing(self._client.stream(path, params, silence_seconds=SILENCE_SECONDS)) as chunks:
+        async with aclosing(client.stream(path, params, silence_seconds=SILENCE_SECONDS)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -13,6 +13,8 @@ from atoll.jobs.states import IllegalStep
 from atoll.ml.problems import AttributeProblem, Problems
 from jobs.errors import (
     BudgetSpent,
+    ClusterBusy,
+    ClusterUnknown,
     JobEnded,
     JobServiceError,
     JobUnknown,
@@ -92,6 +94,8 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (JobUnknown, 404, "not-found", "Not found"),
     (NameTaken, 409, "name-taken", "An active job has that name"),
     (KeyReused, 409, "key-reused", "The idempotency key belongs to another job"),
+    (ClusterUnknown, 404, "not-found", "Not found"),
+    (ClusterBusy, 409, "cluster-busy", "The cluster's state does not allow this"),
     (WebhookUnknown, 404, "not-found", "Not found"),
     (JobEnded, 409, "job-ended", "The job has ended"),
     (NotPaused, 409, "not-paused", "The job is not paused"),

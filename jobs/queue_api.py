@@ -15,6 +15,7 @@ from atoll.kube.errors import KubeError
 from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
 from jobs.problems import ApiRefusal, documented, invalid, not_found, problem
+from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import planned
 from jobs.queue_store import queue_file_of, store_queue_file
 from jobs.queue_views import (
@@ -26,7 +27,7 @@ from jobs.queue_views import (
     queue_views,
     trouble_of,
 )
-from jobs.records import QueueFileRecord
+from jobs.records import QueueFileRecord, RegisteredCluster
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +50,7 @@ async def apply_file(
     dry_run: Annotated[bool, Query(description="only show what would change")] = False,  # noqa: FBT002
 ) -> QueueChangesView:
     """Store the file of queues, as YAML or JSON; the leader makes the cluster agree with it within seconds."""
-    check_cluster(cluster, parts)
+    known = await check_cluster(cluster, parts)
     log.info("Decided", action="apply queues", user=caller.name, answer=caller.is_operator)
     if not caller.is_operator:
         detail = f"{caller.name} may not apply queues: this needs the role operator"
@@ -58,7 +59,8 @@ async def apply_file(
     if not isinstance(file, QueueFile):
         raise invalid(file, what="queues")
     try:
-        plan, has_kueue = await planned(file, parts.queues, parts.rendering, service_id=parts.service_id)
+        queues = QueueCluster(await parts.links.client(known))
+        plan, has_kueue = await planned(file, queues, parts.rendering, service_id=parts.service_id)
     except KubeError as error:
         raise _unavailable(error) from error
     now = parts.now()
@@ -83,8 +85,8 @@ async def list_queues(
     page_size: Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)] = 100,
 ) -> QueueListView:
     """List the queues that the caller may see."""
-    check_cluster(cluster, parts)
-    record, found = await _seen(cluster, parts, caller)
+    known = await check_cluster(cluster, parts)
+    record, found = await _seen(known, parts, caller)
     first = (page - 1) * page_size
     is_told = record is not None and caller.is_operator
     return QueueListView(
@@ -104,21 +106,23 @@ async def show_queue(
     cluster: Cluster, name: Annotated[str, Path(max_length=63)], parts: Parts, caller: Caller
 ) -> QueueView:
     """Show a queue, its quotas and what is used."""
-    check_cluster(cluster, parts)
-    _, found = await _seen(cluster, parts, caller)
+    known = await check_cluster(cluster, parts)
+    _, found = await _seen(known, parts, caller)
     queue = next((one for one in found if one.name == name), None)
     if queue is None:
         raise not_found(f"there is no queue {shown(name)}")
     return queue
 
 
-async def _seen(cluster: str, parts: ApiParts, caller: JobCaller) -> tuple[QueueFileRecord | None, list[QueueView]]:
+async def _seen(
+    cluster: RegisteredCluster, parts: ApiParts, caller: JobCaller
+) -> tuple[QueueFileRecord | None, list[QueueView]]:
     """Return the stored file and the queues that the caller may see."""
-    record = await parts.database.read(lambda session: queue_file_of(session, cluster))
+    record = await parts.database.read(lambda session: queue_file_of(session, cluster.id))
     if record is None:
         return None, []
     try:
-        counted = await parts.queues.cluster_queues()
+        counted = await QueueCluster(await parts.links.client(cluster)).cluster_queues()
     except KubeError as error:
         raise _unavailable(error) from error
     scopes = seen_scopes(caller)

@@ -4,13 +4,14 @@ Level-triggered: each look compares all objects with the file and writes the dif
 stop the others; what could not be done is recorded beside the file.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from atoll.jobs.queue_changes import QueuePlan, plan_queues
-from atoll.jobs.queue_file import QueueFile
+from atoll.jobs.queue_file import QueueFile, held
 from atoll.jobs.queue_objects import KUEUE_API, objects_of_queues
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.clock import Clock
@@ -30,7 +31,8 @@ PROBLEMS_MAX: Final = 50
 
 
 class QueueKeeper:
-    """Keeps the queues of one cluster; `run` as one task, while this process leads."""
+    """Keeps the queues of one cluster; `run` as one task, while this process leads. While the cluster is drained, its
+    queues admit nothing new."""
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class QueueKeeper:
         *,
         cluster: str,
         service_id: str,
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._database = database
         self._queues = queues
@@ -48,6 +51,7 @@ class QueueKeeper:
         self._clock = clock
         self._cluster = cluster
         self._service_id = service_id
+        self._is_draining = is_draining
 
     async def run(self) -> None:
         """Keep the queues until cancelled."""
@@ -66,6 +70,8 @@ class QueueKeeper:
     async def look(self, record: QueueFileRecord) -> None:
         """Compare the cluster with its file and write the differences. Raises KubeError and SQLAlchemy's errors."""
         file = QueueFile.model_validate(record.document)
+        if self._is_draining():
+            file = held(file)
         plan, has_kueue = await planned(file, self._queues, self._rendering, service_id=self._service_id)
         problems = list(plan.obstacles)
         for write in plan.writes:

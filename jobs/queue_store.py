@@ -28,6 +28,13 @@ def store_queue_file(
     return record
 
 
+def forget_queue_file(session: Session, cluster_id: str) -> None:
+    """Forget the file of a cluster: its queues are no longer kept."""
+    record = session.get(QueueFileRecord, cluster_id)
+    if record is not None:
+        session.delete(record)
+
+
 def note_check(session: Session, cluster_id: str, *, generation: int, has_kueue: bool, problems: Sequence[str]) -> None:
     """Record how far the cluster agrees with a generation of its file."""
     record = session.get(QueueFileRecord, cluster_id, with_for_update=True)

@@ -12,10 +12,12 @@ so a second creation finds the first.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
+from sqlalchemy.exc import IntegrityError
 
+from atoll.jobs.choosing import ScoreSheet
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.facts import JobObservation, JobPhase, observe
 from atoll.jobs.model import Job
@@ -26,16 +28,21 @@ from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
 from atoll.jobs.words import JobType
 from atoll.kube.clock import Clock
 from atoll.kube.errors import Forbidden, Invalid, NotFound
+from atoll.ml.escalation import Escalation, escalation_of
 from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
+from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged
 from jobs.objects import WORKLOADS, objects_of
 from jobs.records import JobRecord
-from jobs.store import change_job, get_job, take_step
+from jobs.store import change_job, get_job, queued_since, take_step
 from jobs.views import job_of
 
 log = structlog.get_logger(__name__)
 
+OVER: Final = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.EXPIRED)
+MOVE_SECONDS: Final = 30.0
+"""How often another cluster is looked for."""
 SOON_SECONDS: Final = 1.0
 """Seconds until a pending deletion is checked again, in addition to watches."""
 
@@ -48,14 +55,44 @@ class NameObstacle:
     passes: bool = False
 
 
-class JobReconciler:
-    """Reconciles the jobs of one cluster."""
+class JobMover(Protocol):
+    """Finds another cluster for the jobs of one that is drained."""
 
-    def __init__(self, database: Database, cluster: JobCluster, rendering: RenderSettings, clock: Clock) -> None:
+    def is_draining(self) -> bool:
+        """Return whether the cluster is drained."""
+        ...
+
+    async def choose(self, record: JobRecord, job: Job) -> ScoreSheet:
+        """Return the score sheet of a job over all clusters."""
+        ...
+
+    def moved(self, job_id: str) -> None:
+        """Let the new cluster of a job look at it."""
+        ...
+
+
+def moves(record: JobRecord, state: JobState) -> bool:
+    """Return whether a job leaves a drained cluster; a batch that runs may end there, within its time."""
+    return record.job_type != JobType.BATCH or state is not JobState.RUNNING
+
+
+class JobReconciler:
+    """Reconciles the jobs of one cluster. `mover`: finds them another one while this one is drained."""
+
+    def __init__(
+        self,
+        database: Database,
+        cluster: JobCluster,
+        rendering: RenderSettings,
+        clock: Clock,
+        *,
+        mover: JobMover | None = None,
+    ) -> None:
         self._database = database
         self._cluster = cluster
         self._rendering = rendering
         self._clock = clock
+        self._mover = mover
         self._kept: dict[str, frozenset[str]] = {}
         """For each ended job, the uids of the objects kept until the time that `reconcile` returned."""
 
@@ -86,10 +123,12 @@ class JobReconciler:
         return tuple(known)
 
     async def _record(self, job_id: str) -> JobRecord | None:
+        """Return the record of a job; None if there is none, or if the job is in another cluster now."""
         try:
-            return await self._database.read(lambda session: get_job(session, job_id))
+            record = await self._database.read(lambda session: get_job(session, job_id))
         except JobUnknown:
             return None
+        return record if record.cluster_id == self._cluster.name else None
 
     async def _next(self, record: JobRecord) -> float | None:
         state, now = JobState(record.state), self._clock.now()
@@ -107,8 +146,12 @@ class JobReconciler:
         )
         if isinstance(time, TimeOver):
             return await self._expire(record, job, state, time.message, now)
+        if self._mover is not None and self._mover.is_draining() and moves(record, state):
+            return _sooner(await self._move(record, job, state, self._mover, now), time, now)
         if record.pause_requested_at is not None:
             return _sooner(await self._pause(record, job, state, now), time, now)
+        if state is JobState.QUEUED and (escalation := escalation_of(job.attributes)) is not None:
+            return _sooner(await self._escalate(record, job, escalation, now), time, now)
         if state in IN_CLUSTER:
             return _sooner(await self._follow(record, job, state, now), time, now)
         return _sooner(await self._submit(record, job, now), time, now)
@@ -190,14 +233,33 @@ class JobReconciler:
         if planned:
             await self._take(record, planned, now)
             return 0.0
-        message = bounded(seen.reason)
-        if message != record.message:
-            await self._database.write(
-                lambda session: change_job(
-                    session, record.id, version=record.version, now=now, changes={"message": message}
-                )
-            )
+        await self._say(record, seen.reason, now)
         return None
+
+    async def _escalate(self, record: JobRecord, job: Job, escalation: Escalation, now: datetime) -> float | None:
+        """Follow a queued spot job, and once it has waited for too long take it out, to submit it in a higher class."""
+        entered = await self._database.read(lambda session: queued_since(session, record.id))
+        wait_seconds = escalation.after_seconds - (now - (entered or now)).total_seconds()
+        if wait_seconds > 0:
+            soon = await self._follow(record, job, JobState.QUEUED, now)
+            return wait_seconds if soon is None else soon
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        left = [one for one in found if one.kind != KEPT]
+        if any(one.kind in WORKLOADS and not one.is_leaving for one in left):
+            facts = await self._cluster.facts(record, workload_kind(record))
+            seen = observe(facts, workload_uid=record.workload_uid)
+            if seen.phase is not JobPhase.WAITS_FOR_QUOTA:
+                return await self._record_seen(record, job, JobState.QUEUED, seen, now)
+        if left:
+            return await self._remove(record, left)
+        if await self._remove_stray_pods(record):
+            return SOON_SECONDS
+        attributes = job.attributes.model_copy(update={"priority_class": escalation.target})
+        moved = job.model_copy(update={"attributes": attributes})
+        message = f"waited for {escalation.after_seconds} s as spot, so it moves up to {escalation.target}"
+        document = {"document": moved.model_dump(mode="json", exclude_unset=True)}
+        await self._take(record, (PlannedStep(JobStep.ESCALATE, message, document),), now)
+        return 0.0
 
     # Out of the cluster
 
@@ -210,7 +272,7 @@ class JobReconciler:
         else:
             facts = await self._cluster.facts(record, workload_kind(record))
             seen = observe(facts, workload_uid=record.workload_uid)
-            if seen.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.EXPIRED):
+            if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
             found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
             running = [one for one in found if one.kind in WORKLOADS]
@@ -237,6 +299,46 @@ class JobReconciler:
         await self._take(record, (PlannedStep(JobStep.CANCEL, by),), now)
         return None
 
+    async def _move(self, record: JobRecord, job: Job, state: JobState, mover: JobMover, now: datetime) -> float | None:
+        """Take a job out of a drained cluster, once another one can take it, unless it has ended by itself. Its pods
+        end within their grace period, in which a training saves a checkpoint."""
+        if state in IN_CLUSTER:
+            facts = await self._cluster.facts(record, workload_kind(record))
+            seen = observe(facts, workload_uid=record.workload_uid)
+            if seen.phase in OVER:
+                return await self._record_seen(record, job, state, seen, now)
+        sheet = await mover.choose(record, job)
+        if sheet.chosen is None:
+            await self._say(
+                record, f"{self._cluster.name} is draining, and no cluster takes the job: {sheet.told()}", now
+            )
+            return MOVE_SECONDS
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        left = [one for one in found if one.kind != KEPT]
+        if left:
+            await self._say(record, f"{self._cluster.name} is draining{MOVING}{sheet.chosen}", now)
+            return await self._remove(record, left)
+        if await self._remove_stray_pods(record):
+            return SOON_SECONDS
+        kept = f"; its volume of checkpoints stays in {self._cluster.name}" if found else ""
+        told = f"moved from {self._cluster.name}, which is draining, to {sheet.chosen}{kept}"
+        changes = {"cluster_id": sheet.chosen, "choice": sheet.plain()}
+        try:
+            await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
+        except IntegrityError:
+            await self._say(record, f"{sheet.chosen} has an active job of the same name and namespace", now)
+            return MOVE_SECONDS
+        mover.moved(record.id)
+        return 0.0
+
+    async def _say(self, record: JobRecord, message: str, now: datetime) -> None:
+        """Record why a job waits."""
+        if bounded(message) != record.message:
+            changes = {"message": bounded(message)}
+            await self._database.write(
+                lambda session: change_job(session, record.id, version=record.version, now=now, changes=changes)
+            )
+
     async def _pause(self, record: JobRecord, job: Job, state: JobState, now: datetime) -> float | None:
         """Remove a job from the cluster until it is resumed, unless it has ended by itself."""
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
@@ -246,7 +348,7 @@ class JobReconciler:
         if state in IN_CLUSTER and any(one.kind in WORKLOADS and not one.is_leaving for one in left):
             facts = await self._cluster.facts(record, workload_kind(record))
             seen = observe(facts, workload_uid=record.workload_uid)
-            if seen.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.EXPIRED):
+            if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
         if left:
             return await self._remove(record, left)

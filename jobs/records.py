@@ -7,7 +7,19 @@ other columns hold its state. Queries are in jobs.store, migrations in jobs.migr
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -87,6 +99,8 @@ class JobRecord(RecordBase):
     message: Mapped[str] = mapped_column(Text, default="")
     queue_name: Mapped[str | None] = mapped_column(String(63))
     """Queue that the service chose from the file of queues; None if the job names one, or the cluster has no file."""
+    choice: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    """Score sheet of the choice of the cluster; None if the user named it."""
     attempt: Mapped[int] = mapped_column(default=1)
     """Number of the attempt. Its objects carry it, so objects of earlier attempts are told apart."""
     retry_count: Mapped[int] = mapped_column(default=0)
@@ -220,6 +234,30 @@ class QueueFileRecord(RecordBase):
     has_kueue: Mapped[bool | None] = mapped_column()
     problems: Mapped[list[str]] = mapped_column(JSON)
     """What the leader could not create, change or remove."""
+
+
+class RegisteredCluster(RecordBase):
+    """A cluster that jobs may run in, and its health at the last look. Credentials are a reference, never stored."""
+
+    __tablename__ = "clusters"
+
+    id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    kubeconfig: Mapped[str] = mapped_column(String(512))
+    """file:NAME, secret:NAMESPACE/NAME/KEY, or empty for the cluster of the service's own kubeconfig."""
+    region: Mapped[str] = mapped_column(String(63))
+    tenants: Mapped[list[str]] = mapped_column(JSON)
+    prices: Mapped[dict[str, float]] = mapped_column(JSON)
+    latency_ms: Mapped[float] = mapped_column(Float)
+    state: Mapped[str] = mapped_column(String(16))
+    """active or draining."""
+    changed_by: Mapped[str] = mapped_column(String(256))
+    """Who registered it, or asked to drain it."""
+    changed_at: Mapped[datetime] = mapped_column(UtcTime)
+    checked_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    trouble: Mapped[str] = mapped_column(Text)
+    """Why it could not be read at the last look; empty if it could."""
+    capacity: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    """GPUs by type: total, free, and how many islands have so many free ones."""
 
 
 class WebhookRecord(RecordBase):

@@ -71,7 +71,7 @@ async def show_schedule(
     page_size: PageSize = 50,
 ) -> ScheduleView:
     """Show the jobs of a time that the caller may see, and how many GPUs of each type are there, held and asked for."""
-    check_cluster(cluster, parts)
+    await check_cluster(cluster, parts)
     now = parts.now()
     first, last = times_of(now, start or now - timedelta(days=1), end or now + timedelta(days=1))
     wanted = JobFilter(cluster, seen_scopes(caller))

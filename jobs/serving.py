@@ -6,11 +6,12 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from sqlalchemy.orm import Session
 
 from atoll.api import names
 from atoll.jobs.costs.prices import PriceTable
@@ -33,17 +34,17 @@ from jobs.api import build_api
 from jobs.api_parts import ApiParts
 from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, LocalUser, TokenReviewer
-from jobs.cluster import JobCluster
+from jobs.chooser import LiveSnapshots
+from jobs.cluster_store import ClusterTerms, get_cluster, list_clusters, register_cluster
 from jobs.database import Database, opened
-from jobs.following import JobFollower
+from jobs.fleet import ClusterFleet
 from jobs.limits import UserLimits
+from jobs.links import ClusterLinks
 from jobs.listener import serving
 from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
 from jobs.pod_exec import PodExec
 from jobs.pod_logs import PodLogs
-from jobs.queue_cluster import QueueCluster
-from jobs.queue_keeper import QueueKeeper
-from jobs.reconciler import JobReconciler
+from jobs.records import JobRecord
 from jobs.secrets import SecretBox
 from jobs.settings import EVERYTHING, AccessRules, JobServiceSettings, access_rules, price_table, render_settings
 from jobs.store import service_id
@@ -67,8 +68,8 @@ class _Files:
 class _Running:
     """What runs beside the API; the mirror in every replica, so that a new leader needs no list."""
 
-    follower: JobFollower
-    keeper: QueueKeeper
+    links: ClusterLinks
+    fleet: ClusterFleet
     accounting: GpuAccounting
     mirror: ClusterMirror
     leader: LeaderElector
@@ -86,13 +87,19 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
         async with await ApiClient.connect(settings.kubeconfig, user_agent="atoll-jobs") as client:
             count_calls(metrics, client)
             own_id = await database.write(lambda session: service_id(session, clock.now()))
+            await database.write(lambda session: _register_home(session, settings, clock))
             service = _working(settings, files, client, database, clock, own_id)
             audit = AuditTrail(database, clock)
             hosts = MlPolicy(hosts=settings.webhook_hosts)
-            sender = WebhookSender(database, secrets_of_webhooks, clock, cluster=settings.cluster, policy=hosts)
-            leader, follower = service.leader, service.follower
-            register_watch_metrics(metrics, follower.reflectors)
-            register_job_metrics(metrics, lambda: leader.is_leader, follower.queue, service.accounting)
+            sender = WebhookSender(database, secrets_of_webhooks, clock, policy=hosts)
+            leader, fleet, links = service.leader, service.fleet, service.links
+            register_watch_metrics(metrics, fleet.watches)
+            register_job_metrics(metrics, lambda: leader.is_leader, lambda: fleet.queue_length, service.accounting)
+
+            async def client_of(record: JobRecord) -> ApiClient:
+                return await links.client(await database.read(lambda session: get_cluster(session, record.cluster_id)))
+
+            credentials = await Credentials.load(settings.kubeconfig)
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
@@ -103,14 +110,18 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 secrets=secrets_of_webhooks,
                 audit=audit,
                 limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
-                logs=PodLogs(client),
-                commands=PodExec(client, await Credentials.load(settings.kubeconfig)),
-                queues=QueueCluster(client),
+                logs=PodLogs(client_of),
+                commands=PodExec(client_of, credentials, cluster=settings.cluster),
+                links=links,
+                chooser=service.fleet.chooser,
                 service_id=own_id,
                 now=clock.now,
-                wake=lambda job_id: follower.queue.add(job_id) if leader.is_leader else None,
+                wake=service.fleet.wake,
             )
-            await _run(settings, parts, service, sender, metrics, context)
+            try:
+                await _run(settings, parts, service, sender, metrics, context)
+            finally:
+                await links.close()
     finally:
         database.close()
 
@@ -118,48 +129,43 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
 def _working(
     settings: JobServiceSettings, files: _Files, client: ApiClient, database: Database, clock: Clock, own_id: str
 ) -> _Running:
-    """Return what looks after jobs, queues and GPU time; each writes to the cluster only while this process leads."""
-    leader, rendering = _elector(client, clock), files.rendering
-    cluster = JobCluster(client, service_id=own_id, may_write=lambda: leader.is_leader)
-    follower = JobFollower(
-        client,
+    """Return what looks after jobs, queues and GPU time; each writes to a cluster only while this process leads."""
+    leader, links = _elector(client, clock), ClusterLinks(client, folder=settings.kubeconfig_folder)
+
+    def accounts(mirror: ClusterMirror, cluster: str) -> GpuAccounting:
+        return GpuAccounting(
+            mirror,
+            database,
+            clock,
+            cluster=cluster,
+            prices=files.prices,
+            spot=files.rendering.spot_tolerations,
+            tenant_of=settings.tenant_of,
+            wake=fleet.wake,
+        )
+
+    fleet = ClusterFleet(
         database,
-        JobReconciler(database, cluster, rendering, clock),
+        links,
+        LiveSnapshots(links, clock),
+        files.rendering,
         clock,
-        cluster=settings.cluster,
+        settings,
         service_id=own_id,
-        workers=settings.workers,
-        resync_seconds=settings.resync_seconds,
+        may_write=lambda: leader.is_leader,
+        accounts=accounts,
     )
     mirror = ClusterMirror(client, clock)
-    accounting = GpuAccounting(
-        mirror,
-        database,
-        clock,
-        cluster=settings.cluster,
-        prices=files.prices,
-        spot=rendering.spot_tolerations,
-        tenant_of=settings.tenant_of,
-        wake=follower.queue.add,
-    )
-    keeper = QueueKeeper(
-        database,
-        QueueCluster(client, may_write=lambda: leader.is_leader),
-        rendering,
-        clock,
-        cluster=settings.cluster,
-        service_id=own_id,
-    )
-    return _Running(follower, keeper, accounting, mirror, leader)
+    return _Running(links, fleet, accounts(mirror, settings.cluster), mirror, leader)
 
 
 def register_job_metrics(
-    metrics: Metrics, is_leading: Callable[[], bool], queue: Sized, accounting: GpuAccounting
+    metrics: Metrics, is_leading: Callable[[], bool], queue_length: Callable[[], int], accounting: GpuAccounting
 ) -> None:
     """Publish what this process does."""
     accounting.register(metrics)
     metrics.gauge_of("leading", "1 while this process is the leader and reconciles jobs", lambda: float(is_leading()))
-    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(len(queue)))
+    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(queue_length()))
 
 
 async def _run(
@@ -171,7 +177,7 @@ async def _run(
     context: ssl.SSLContext | None,
 ) -> None:
     health = application()
-    checks = {"resync": lambda: (service.follower.last_resync_error or None) if service.leader.is_leader else None}
+    checks = {"resync": lambda: service.fleet.home_trouble() if service.leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
     async with serving(build_api(parts), settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
@@ -190,14 +196,20 @@ async def _lead_term_by_term(service: _Running, sender: WebhookSender) -> None:
         try:
             await service.leader.lead(
                 lambda _term: supervise(
-                    jobs=service.follower.run(),
-                    queues=service.keeper.run(),
+                    clusters=service.fleet.run(),
                     accounting=service.accounting.run(),
                     webhooks=sender.run(),
                 )
             )
         except LeadershipLost as error:
             log.warning("Lost leadership", err=str(error))
+
+
+def _register_home(session: Session, settings: JobServiceSettings, clock: Clock) -> None:
+    """Register the cluster of the service's own kubeconfig, unless it is there."""
+    known = [one.id for one in list_clusters(session)]
+    if settings.cluster not in known:
+        register_cluster(session, settings.cluster, ClusterTerms(kubeconfig=""), now=clock.now(), actor="the service")
 
 
 def _elector(client: ApiClient, clock: Clock) -> LeaderElector:

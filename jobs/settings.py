@@ -33,6 +33,8 @@ class JobServiceSettings(Settings):
     """Kubeconfig of the cluster; the pod's own account when absent."""
     cluster: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = "local"
     """Name of the cluster in the paths of the API."""
+    kubeconfig_folder: Path | None = None
+    """Folder with the kubeconfigs of other clusters, which are registered by the name of a file in it."""
     database: SecretStr = SecretStr("sqlite:///atoll-jobs.db")
     """Database of the records: sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/NAME."""
     namespace: str = "tenant-{tenant}"

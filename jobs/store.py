@@ -29,6 +29,8 @@ from jobs.webhook_store import queue_deliveries
 PAGE_SIZE_MAX: Final = 200
 HISTORY_READ_MAX: Final = 32
 CREATE: Final = "create"
+AUTO: Final = "auto"
+"""In place of a cluster's name: the service chooses one."""
 CANCEL_ASKED: Final = "ask to cancel"
 PAUSE_ASKED: Final = "ask to pause"
 RESUMED: Final = "resume"
@@ -47,15 +49,16 @@ class NewJob:
     created_by: str
     idempotency_key: str | None
     queue_name: str | None = None
+    choice: dict[str, Any] | None = None
     estimate: CostEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list. `scopes`: what the caller may see, as (tenant, project), project None for all projects; None
-    means every tenant."""
+    """Which jobs to list. `cluster_id`: None means all clusters. `scopes`: what the caller may see, as
+    (tenant, project), project None for all projects; None means every tenant."""
 
-    cluster_id: str
+    cluster_id: str | None
     scopes: Sequence[tuple[str, str | None]] | None
     states: Sequence[JobState] = ()
     job_type: str | None = None
@@ -109,6 +112,7 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
         estimate=estimate_document(new.estimate) if new.estimate is not None else None,
         estimated_micros=new.estimate.micros if new.estimate is not None else None,
         queue_name=new.queue_name,
+        choice=new.choice,
         created_at=now,
         updated_at=now,
     )
@@ -143,7 +147,10 @@ def estimate_document(estimate: CostEstimate) -> dict[str, Any]:
 
 def digest_of(new: NewJob) -> str:
     """Return the digest of a request, independent of the order of its fields."""
-    asked = {"cluster": new.cluster_id, "namespace": new.namespace, "job": new.job.model_dump(mode="json")}
+    is_chosen = new.choice is not None  # the service's own choice is no part of the request
+    job = new.job.model_copy(update={"cluster_id": None}) if is_chosen else new.job
+    cluster = AUTO if is_chosen else new.cluster_id
+    asked = {"cluster": cluster, "namespace": new.namespace, "job": job.model_dump(mode="json")}
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
@@ -179,7 +186,7 @@ def list_jobs(session: Session, wanted: JobFilter, *, page: int, page_size: int)
 
 def conditions_of(wanted: JobFilter) -> list[ColumnElement[bool]]:
     """Return what holds for the wanted jobs."""
-    where: list[ColumnElement[bool]] = [JobRecord.cluster_id == wanted.cluster_id]
+    where: list[ColumnElement[bool]] = []
     if wanted.scopes is not None:
         seen: ColumnElement[bool] = JobRecord.id.is_(None)
         for tenant, project in wanted.scopes:
@@ -189,6 +196,7 @@ def conditions_of(wanted: JobFilter) -> list[ColumnElement[bool]]:
     if wanted.states:
         where.append(JobRecord.state.in_([state.value for state in wanted.states]))
     for column, value in (
+        (JobRecord.cluster_id, wanted.cluster_id),
         (JobRecord.job_type, wanted.job_type),
         (JobRecord.source_type, wanted.source_type),
         (JobRecord.project_id, wanted.project_id),
@@ -206,6 +214,13 @@ def list_events(session: Session, job_id: str, *, page: int, page_size: int) -> 
     size = min(page_size, PAGE_SIZE_MAX)
     oldest = select(JobEventRecord).where(of_job).order_by(JobEventRecord.id).offset((page - 1) * size).limit(size)
     return session.scalars(oldest).all(), total
+
+
+def queued_since(session: Session, job_id: str) -> datetime | None:
+    """Return when a job last entered its queue; None if it never did."""
+    entered = (JobStep.SUBMIT.value, JobStep.REQUEUE.value, JobStep.UNADMIT.value)
+    of_job = (JobEventRecord.job_id == job_id, JobEventRecord.what.in_(entered))
+    return session.scalar(select(func.max(JobEventRecord.at)).where(*of_job))
 
 
 def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
@@ -256,7 +271,7 @@ def take_step(
         record.started_at = now
     if following in ENDED:
         record.ended_at = now
-    if asked in (JobStep.RETRY, JobStep.PAUSE):
+    if asked in (JobStep.RETRY, JobStep.PAUSE, JobStep.ESCALATE, JobStep.MOVE):
         record.attempt += 1
         record.workload_uid = record.started_at = record.ended_at = record.actual_micros = None
     for field, value in (changes or {}).items():

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from atoll.jobs.documents import parse_job
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
-from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
 from atoll.jobs.queue_file import QueueFile
-from atoll.jobs.rendering import render
+from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
 from atoll.ml.policy import MlPolicy
+from jobs.api_parts import ApiParts
+from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
+from jobs.queue_store import queue_file_of
 from jobs.settings import JobServiceSettings
-from jobs.store import NewJob
+from jobs.store import AUTO, NewJob
 
 KEY_LENGTH_MAX = 512
 
@@ -33,23 +35,29 @@ class Submission:
     """Value of the header Idempotency-Key."""
 
 
-def new_job_of(
-    submission: Submission,
-    settings: JobServiceSettings,
-    rendering: RenderSettings,
-    queues: QueueFile | None,
-    *,
-    now_seconds: float,
-) -> tuple[NewJob, Needs]:
-    """Return the submitted job, and what it needs. `queues`: the cluster's file of queues, if one was applied. Raises
-    ApiRefusal."""
+@dataclass(frozen=True, slots=True)
+class AcceptedJob:
+    """A job that the caller may submit, with what it renders as; its cluster is not chosen yet."""
+
+    job: Job
+    rendered: Rendered
+    tenant: str
+    namespace: str
+    caller: JobCaller
+    key: str | None
+
+
+def accepted_job(
+    submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, cluster: str, *, now_seconds: float
+) -> AcceptedJob:
+    """Return the submitted job. `cluster`: of the path. Raises ApiRefusal."""
     job = _parsed(submission.body, rendering)
     caller = submission.caller
     for field, given in (("id", job.id), ("created_by", job.created_by)):
         if given is not None:
             raise mistaken(field, given, "the service sets it", "remove it")
-    if job.cluster_id not in (None, settings.cluster):
-        raise mistaken("cluster_id", job.cluster_id, f"this path belongs to cluster {settings.cluster}", "remove it")
+    if job.cluster_id not in (None, cluster):
+        raise mistaken("cluster_id", job.cluster_id, f"this path belongs to cluster {cluster}", "remove it")
     if job.deployment_type is DeploymentType.HELM:
         raise mistaken("deployment_type", "helm", "the service installs no charts", "use `atoll job render`, and Helm")
     tenant = _tenant(job, caller)
@@ -58,7 +66,7 @@ def new_job_of(
     if job.namespace not in (None, namespace):
         raise mistaken("namespace", job.namespace, f"jobs of tenant {tenant} are in {namespace}", "remove it")
     key = _key(job, submission.key)
-    placed = job.model_copy(update={"tenant_id": tenant, "namespace": namespace, "cluster_id": settings.cluster})
+    placed = job.model_copy(update={"tenant_id": tenant, "namespace": namespace})
     try:
         rendered = render(placed, rendering, now_seconds=now_seconds)
     except NodesUnknown as unknown:
@@ -71,9 +79,33 @@ def new_job_of(
         raise invalid((mistake_error.problem,)) from mistake_error
     if rendered.needs.priority is Priority.CRITICAL:
         check_critical(caller, JobOwnership(tenant, job.project_id, caller.name))
-    queue = _queue(placed, queues, tenant, rendered.needs.priority)
-    new = NewJob(placed, settings.cluster, tenant, namespace, caller.name, key, queue)
-    return new, rendered.needs
+    return AcceptedJob(placed, rendered, tenant, namespace, caller, key)
+
+
+async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> NewJob:
+    """Return the job with its cluster, the given one or the service's choice, and its queue. Raises ApiRefusal."""
+    job, choice = accepted.job, None
+    if cluster == AUTO:
+        sheet = await parts.chooser.choose(job, accepted.rendered, tenant=accepted.tenant, namespace=accepted.namespace)
+        if sheet.chosen is None:
+            detail = f"no cluster available for job {job.name}: {sheet.told()}"
+            raise ApiRefusal(problem(409, "no-cluster", "No cluster is available", detail))
+        cluster, choice = sheet.chosen, sheet.plain()
+    known, file = await parts.database.read(
+        lambda session: (get_cluster(session, cluster), queue_file_of(session, cluster))
+    )
+    if known.state == ClusterState.DRAINING:
+        detail = f"cluster {cluster} is draining and takes no new jobs: submit job {job.name} to another one"
+        raise ApiRefusal(problem(409, "cluster-busy", "The cluster is draining", detail))
+    if known.tenants and accepted.tenant not in known.tenants:
+        detail = f"cluster {cluster} does not serve tenant {accepted.tenant}: submit job {job.name} to another one"
+        raise ApiRefusal(problem(409, "no-cluster", "The cluster does not serve this tenant", detail))
+    queues = QueueFile.model_validate(file.document) if file is not None else None
+    queue = _queue(job, queues, accepted.tenant, accepted.rendered.needs.priority)
+    placed = job.model_copy(update={"cluster_id": cluster})
+    return NewJob(
+        placed, cluster, accepted.tenant, accepted.namespace, accepted.caller.name, accepted.key, queue, choice
+    )
 
 
 def _parsed(body: bytes, rendering: RenderSettings) -> Job:

@@ -90,7 +90,7 @@ async def show_usage(
     end: Moment = None,
 ) -> UsageView:
     """Sum GPU time and cost of a time, the last 30 days by default. Operators see all GPUs, others their tenants'."""
-    check_cluster(cluster, parts)
+    await check_cluster(cluster, parts)
     scopes, keys = seen_scopes(caller), tuple(dict.fromkeys(by))
     first, last = times_of(parts.now(), start, end)
     wanted = UsageFilter(cluster, scopes)

@@ -59,6 +59,9 @@ class JobView(BaseModel):
     estimate: Annotated[EstimateView | None, Field(description="null for jobs of an older service")]
     cost_usd: Annotated[float | None, Field(description="final cost; null until no GPU is held for the job")]
     queue_name: Annotated[str | None, Field(description="LocalQueue, if the cluster has Kueue")]
+    choice: Annotated[
+        dict[str, Any] | None, Field(description="score sheet of the choice of the cluster, if the service chose it")
+    ]
     job: Annotated[dict[str, Any], Field(description="the submitted job, word for word")]
 
 
@@ -145,6 +148,7 @@ def view_of(record: JobRecord) -> JobView:
         estimate=EstimateView.model_validate(record.estimate) if record.estimate is not None else None,
         cost_usd=None if record.actual_micros is None else record.actual_micros / MICROS,
         queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
+        choice=record.choice,
         job=record.document,
     )
 

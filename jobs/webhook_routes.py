@@ -112,7 +112,7 @@ def add_webhook_routes(app: FastAPI) -> None:
 
 async def create_webhook(cluster: Cluster, parts: Parts, caller: Caller, webhook: NewWebhook) -> WebhookView:
     """Create a webhook: a tenant's job events are sent there, signed."""
-    check_cluster(cluster, parts)
+    await check_cluster(cluster, parts)
     if parts.secrets is None:
         detail = "this service stores no secrets: start it with --secret-key"
         raise ApiRefusal(problem(409, "no-secret-key", "No secrets", detail))
@@ -142,7 +142,7 @@ async def show_webhooks(
     cluster: Cluster, parts: Parts, caller: Caller, page: PageNumber = 1, page_size: PageSize = 20
 ) -> WebhookListView:
     """List the webhooks of the caller's tenants."""
-    check_cluster(cluster, parts)
+    await check_cluster(cluster, parts)
     tenants = None if caller.is_operator else [one for one in caller.tenants(JobPermission.CREATE) if _may(caller, one)]
     found, total = await parts.database.read(
         lambda session: list_webhooks(session, cluster, tenants, page=page, page_size=page_size)
@@ -170,7 +170,7 @@ async def show_deliveries(
 
 async def _found(cluster: str, webhook_id: UUID, parts: Parts, caller: JobCaller) -> WebhookRecord:
     """Return a webhook of the caller's tenants. Raises WebhookUnknown for any other."""
-    check_cluster(cluster, parts)
+    await check_cluster(cluster, parts)
     found = await parts.database.read(lambda session: get_webhook(session, cluster, str(webhook_id)))
     if not _may(caller, found.tenant_id):
         raise WebhookUnknown(str(webhook_id))

@@ -77,13 +77,10 @@ class CheckedResolver(AbstractResolver):
 class WebhookSender:
     """Sends what is due; `run` as one task, while this process leads."""
 
-    def __init__(
-        self, database: Database, secrets: SecretBox | None, clock: Clock, *, cluster: str, policy: MlPolicy
-    ) -> None:
+    def __init__(self, database: Database, secrets: SecretBox | None, clock: Clock, *, policy: MlPolicy) -> None:
         self._database = database
         self._secrets = secrets
         self._clock = clock
-        self._cluster = cluster
         self._policy = policy
 
     async def run(self) -> None:
@@ -109,9 +106,7 @@ class WebhookSender:
         if self._secrets is None:
             return 0
         now = self._clock.now()
-        due = await self._database.read(
-            lambda reading: due_deliveries(reading, self._cluster, now, count_max=AT_ONCE_MAX)
-        )
+        due = await self._database.read(lambda reading: due_deliveries(reading, now, count_max=AT_ONCE_MAX))
         await asyncio.gather(*(self._send(session, delivery, webhook) for delivery, webhook in due))
         return len(due)
 

@@ -122,13 +122,14 @@ def list_deliveries(
     return session.scalars(newest.offset((page - 1) * page_size).limit(page_size)).all(), total
 
 
-def due_deliveries(
-    session: Session, cluster_id: str, now: datetime, *, count_max: int
-) -> list[tuple[DeliveryRecord, WebhookRecord]]:
+def due_deliveries(session: Session, now: datetime, *, count_max: int) -> list[tuple[DeliveryRecord, WebhookRecord]]:
     """Return what is to be sent now, oldest first."""
-    where = (DeliveryRecord.next_at <= now, WebhookRecord.cluster_id == cluster_id)
     due = select(DeliveryRecord, WebhookRecord).join(WebhookRecord, WebhookRecord.id == DeliveryRecord.webhook_id)
-    ordered = due.where(*where).order_by(DeliveryRecord.next_at, DeliveryRecord.created_at).limit(count_max)
+    ordered = (
+        due.where(DeliveryRecord.next_at <= now)
+        .order_by(DeliveryRecord.next_at, DeliveryRecord.created_at)
+        .limit(count_max)
+    )
     return [(delivery, webhook) for delivery, webhook in session.execute(ordered)]
 
 

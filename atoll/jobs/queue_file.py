@@ -295,6 +295,18 @@ def _queue_faults(path: Path, queue: TenantQueue, cohorts: set[str], *, fair_sha
                 yield _Fault(where, quota.borrow, "is not for a critical queue, which borrows nothing", "remove it")
 
 
+def held(file: QueueFile) -> QueueFile:
+    """Return the file with every queue stopped for new jobs."""
+
+    def stopped(queue: TenantQueue) -> TenantQueue:
+        return queue.model_copy(update={"stop": queue.stop or Stop.HOLD})
+
+    def quiet(tenant: QueueTenant) -> QueueTenant:
+        return tenant.model_copy(update={"queues": tuple(map(stopped, tenant.queues))})
+
+    return file.model_copy(update={"tenants": tuple(map(quiet, file.tenants))})
+
+
 def as_stored(file: QueueFile) -> dict[str, Any]:
     """Return the file as plain values."""
     return file.model_dump(mode="json", exclude_defaults=True)

@@ -52,12 +52,16 @@ class JobStep(StrEnum):
     """A preempted job is queued again."""
     PAUSE = "pause"
     """A user or its budget paused it, and none of its objects is left in the cluster."""
+    ESCALATE = "escalate"
+    """It waited too long, moves up to another priority class, and none of its objects is left in the cluster."""
     UNADMIT = "unadmit"
     """It lost its quota for another reason than preemption."""
     RETRY = "retry"
     """It failed and is retried, by its retry policy or on request."""
     EXPIRE = "expire"
     """Its deadline or its maximum run time is over."""
+    MOVE = "move"
+    """Its cluster is drained: none of its objects is left there, and it starts again in another cluster."""
     VANISH = "vanish"
     """Its objects are gone, and the service did not delete them."""
 
@@ -78,12 +82,15 @@ ROWS: Final = (
     StepRow(_S.PENDING, _T.CANCEL, _S.CANCELLED),
     StepRow(_S.PENDING, _T.EXPIRE, _S.FAILED),
     StepRow(_S.PENDING, _T.FAIL, _S.FAILED),  # the cluster refuses its objects
+    StepRow(_S.PENDING, _T.MOVE, _S.PENDING),
     StepRow(_S.QUEUED, _T.ADMIT, _S.ADMITTED),
     StepRow(_S.QUEUED, _T.PREEMPT, _S.PREEMPTED),
     StepRow(_S.QUEUED, _T.CANCEL, _S.CANCELLED),
     StepRow(_S.QUEUED, _T.PAUSE, _S.PENDING),
+    StepRow(_S.QUEUED, _T.ESCALATE, _S.PENDING),
     StepRow(_S.QUEUED, _T.EXPIRE, _S.FAILED),
     StepRow(_S.QUEUED, _T.VANISH, _S.FAILED),
+    StepRow(_S.QUEUED, _T.MOVE, _S.PENDING),
     StepRow(_S.ADMITTED, _T.RUN, _S.RUNNING),
     StepRow(_S.ADMITTED, _T.FAIL, _S.FAILED),
     StepRow(_S.ADMITTED, _T.PREEMPT, _S.PREEMPTED),
@@ -93,6 +100,7 @@ ROWS: Final = (
     StepRow(_S.ADMITTED, _T.PAUSE, _S.PENDING),
     StepRow(_S.ADMITTED, _T.EXPIRE, _S.FAILED),
     StepRow(_S.ADMITTED, _T.VANISH, _S.FAILED),
+    StepRow(_S.ADMITTED, _T.MOVE, _S.PENDING),
     StepRow(_S.RUNNING, _T.SUCCEED, _S.SUCCEEDED),
     StepRow(_S.RUNNING, _T.FAIL, _S.FAILED),
     StepRow(_S.RUNNING, _T.PREEMPT, _S.PREEMPTED),
@@ -102,11 +110,13 @@ ROWS: Final = (
     StepRow(_S.RUNNING, _T.PAUSE, _S.PENDING),
     StepRow(_S.RUNNING, _T.EXPIRE, _S.FAILED),
     StepRow(_S.RUNNING, _T.VANISH, _S.FAILED),
+    StepRow(_S.RUNNING, _T.MOVE, _S.PENDING),
     StepRow(_S.PREEMPTED, _T.REQUEUE, _S.QUEUED),
     StepRow(_S.PREEMPTED, _T.FAIL, _S.FAILED),
     StepRow(_S.PREEMPTED, _T.CANCEL, _S.CANCELLED),
     StepRow(_S.PREEMPTED, _T.PAUSE, _S.PENDING),
     StepRow(_S.PREEMPTED, _T.VANISH, _S.FAILED),
+    StepRow(_S.PREEMPTED, _T.MOVE, _S.PENDING),
     StepRow(_S.FAILED, _T.RETRY, _S.PENDING),
 )
 """Every possible step, in the order of a job's states."""

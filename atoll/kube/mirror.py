@@ -37,7 +37,7 @@ from atoll.cluster.release import version_number
 from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube import paths
-from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.cache import Change, ChangeKind, is_older
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.reflector import Reflector
@@ -273,14 +273,17 @@ class ClusterMirror:
 
     def _passes_audit(self, status: GpuNodeStatus) -> bool:
         """Return whether a node's agent has reported since the restore and saw no pod that is unknown to the API
-        server: the kubelet ends such pods, and until then they may use GPUs that nobody holds."""
+        server: the kubelet ends such pods, and until then they may use GPUs that nobody holds. A report whose position
+        lies ahead of our own list of pods may be of an agent that has not noticed the restore yet."""
         name, report = status.metadata.name, status.status
         if self._before is None or name in self._audited:
             return True
         before = self._before.get(name, -1)
         self._before[name] = min(before, _sequence(status)) if name in self._before else before
-        is_older = report is None or report.evidence.sequence <= before
-        if is_older or report is None or not report.evidence.live_read or not self.pods.synced.is_set():
+        is_of_backup = report is None or report.evidence.sequence <= before
+        if is_of_backup or report is None or not report.evidence.live_read or not self.pods.synced.is_set():
+            return False
+        if is_older(self.pods.resource_version, report.evidence.pod_resource_version):
             return False
         if any(entry.live and entry.uid not in self.pods.by_uid for entry in report.pods):
             return False

@@ -33,8 +33,15 @@ class Client(Protocol):
 class ObservedWatch(Protocol):
     """One watched collection."""
 
-    listings_count: int
-    undecodable_count: int
+    @property
+    def listings_count(self) -> int:
+        """Return how often it was listed."""
+        ...
+
+    @property
+    def undecodable_count(self) -> int:
+        """Return how many objects could not be read."""
+        ...
 
     def seconds_since_heard(self) -> float:
         """Return the age of the copy."""

@@ -314,19 +314,20 @@ class AdmissionReconciler:
         async def open_one(one: MemberAssignment) -> bool:
             pod, node = one.member.pod, one.allocation.node
             seen = await nominate(self._context, pod, node)
-            return seen is not None and await ungate(self._context, pod, node, admission, seen)
+            if seen is not None:
+                await ungate(self._context, pod, node, admission, seen)
+            return seen is not None
 
-        async def open_without_gpus(one: MemberAssignment) -> bool:
+        async def open_without_gpus(one: MemberAssignment) -> None:
             uid = one.member.uid
             self._cache.assume_home(uid, one.allocation.node)
             try:
                 if await open_one(one):
-                    return True
+                    return
             except (Forbidden, Invalid) as error:
                 pod = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}"
                 log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
             self._cache.forget_home(uid)
-            return False
 
         raise_first(await each((one for one in assignments if not one.allocation.device_ids), open_without_gpus))
         raise_first(await each((one for one in assignments if one.allocation.device_ids), open_one))

@@ -201,9 +201,9 @@ class GangReconciler:
         return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
 
     async def _ungate(self, nominated: Sequence[tuple[GangMember, dict[str, Any]]], admission: str) -> float:
-        async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> bool:
+        async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> None:
             member, seen = entry
-            return await ungate(self._context, member.pod, seen["status"]["nominatedNodeName"], admission, seen)
+            await ungate(self._context, member.pod, seen["status"]["nominatedNodeName"], admission, seen)
 
         raise_first(await each(nominated, open_one))
         return BUSY_SECONDS

@@ -128,9 +128,9 @@ async def nominate(context: Context, pod: Pod, node: str) -> dict[str, Any] | No
     return seen
 
 
-async def ungate(context: Context, pod: Pod, node: str, admission: str, seen: dict[str, Any]) -> bool:
+async def ungate(context: Context, pod: Pod, node: str, admission: str, seen: dict[str, Any]) -> None:
     """Pin a nominated pod, open its gate and annotate the admission, in one patch. `seen`: as the nomination left it.
-    False if the pod has changed in the meantime, or is gone."""
+    Nothing happens if the pod has changed in the meantime, or is gone."""
     metadata = pod.metadata
     body = merge_patch(
         uid=metadata.uid,
@@ -142,8 +142,6 @@ async def ungate(context: Context, pod: Pod, node: str, admission: str, seen: di
         await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
     except (NotFound, Conflict) as error:
         _log_gated(pod, error)
-        return False
-    return True
 
 
 def _log_gated(pod: Pod, error: KubeError) -> None:

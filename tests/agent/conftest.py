@@ -48,15 +48,16 @@ async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClie
 
 
 def _patch_status(server: FakeApiServer):
-    """Handle merge patches of a status subresource: only the status changes; a uid in the patch must match."""
+    """Handle merge patches of a status subresource: only the status changes; uid and version must match."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         path = request.path.removesuffix("/status")
         if path not in server.objects:
             return status(404, "NotFound", f"{path} not found")
         current, patch = server.objects[path], server.bodies[-1]
-        if patch.get("metadata", {}).get("uid", current["metadata"]["uid"]) != current["metadata"]["uid"]:
-            return status(409, "Conflict", "uid differs")
+        for key in ("uid", "resourceVersion"):
+            if patch.get("metadata", {}).get(key, current["metadata"][key]) != current["metadata"][key]:
+                return status(409, "Conflict", f"{key} differs")
         merged = merge(current.get("status", {}), patch["status"])
         return web.json_response(server.put(path, {**current, "status": merged}))
 

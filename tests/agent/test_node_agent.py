@@ -206,6 +206,35 @@ async def test_an_agent_reports_anew_after_the_api_server_was_restored(world: Wo
         assert world.position <= server.version
 
 
+async def test_a_look_that_began_before_a_restore_is_not_published(world: World) -> None:
+    """The server is restored in the middle of a look: no report carries a position of the time before."""
+    server = world.server
+    server.version = 500
+    async with world.agent(poll_seconds=0.05) as agent:
+        await until(lambda: world.sequence == 2)
+        old = {**world.report, "agentVersion": "0.0.9", "evidence": {"sequence": 1, "podResourceVersion": "2"}}
+        positions: list[int] = []
+
+        def restore() -> None:
+            assert world.kubelet.listed is not None
+            world.kubelet.listed.add(UID)
+            server.sends_events = False
+            server.version = 3
+            server.put(NODE, server.objects[NODE])
+            server.put(REPORT, {**server.objects[REPORT], "status": old})
+            server.sends_events = True
+            server.intercept(lambda *_: positions.append(world.position))
+            for stream in server.open_streams:
+                stream.break_connection()
+
+        server.put(paths.pods("default", "plain"), {"spec": {"nodeName": "n1", "containers": []}})
+        await until(lambda: agent.pods.resource_version == str(server.version))
+        world.kubelet.before = restore
+        await until(lambda: positions and world.report["agentVersion"] == "1" and world.position > 2)
+
+        assert max((*positions, world.position)) < 500
+
+
 async def test_a_deletion_is_followed_by_two_readings_past_it(world: World) -> None:
     """Although nothing else changed: both lie past the deletion, and neither shows the pod."""
     path = world.bind()
@@ -250,7 +279,7 @@ async def test_a_pod_that_ended_by_its_own_object_owes_nothing(world: World) -> 
         world.server.put(path, {**world.server.objects[path], "status": ended})
         world.kubelet.listed = set()
         world.end()
-        await until(lambda: world.pods() == {})
+        await until(lambda: world.pods() == {} and agent.publications_count == world.sequence)
         published = agent.publications_count
 
         deleted = world.server.remove(path)["metadata"]["resourceVersion"]

@@ -103,6 +103,26 @@ async def test_a_successor_of_the_object_gets_a_whole_report(server: FakeApiServ
     assert stored["status"]["bootId"] == "b2"
 
 
+async def test_a_report_never_mixes_with_that_of_a_backup(server: FakeApiServer, client: ApiClient) -> None:
+    """The API server was restored and the agent has not noticed: its changes alone, on top of the backup's report,
+    would tell what nobody saw. Nothing is written, and the next report is whole."""
+    server.version = 100
+    writer = StatusWriter(client, "n1", clock=ManualClock())
+    await writer.publish(report(position="7"))
+    backup = server.objects[PATH]
+    await writer.publish(report(healthy=False, position="120"))
+    server.version = 50
+    server.put(PATH, backup)
+
+    assert not await writer.publish(report(healthy=False, boot_id="b2", position="130"))
+    assert server.objects[PATH]["status"] == backup["status"]
+
+    assert await writer.publish(report(healthy=False, boot_id="b2", position="51"))
+    stored = server.objects[PATH]["status"]
+    assert (stored["devices"][0]["health"]["state"], stored["bootId"]) == ("unhealthy", "b2")
+    assert stored["evidence"]["sequence"] == 3
+
+
 @pytest.mark.parametrize(
     "status", [{"devices": [{"id": "three"}]}, {"devices": [{"health": {"state": "wobbly"}}]}, {"links": 7}, "nonsense"]
 )

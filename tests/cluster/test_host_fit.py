@@ -315,6 +315,9 @@ def test_what_templates_of_one_gang_say_of_each_other() -> None:
         ("pods", "many", 0),
         ("pods", "1e999999999", AMOUNT_MAX),
         ("memory", "12E", AMOUNT_MAX),
+        *(("memory", f"3{suffix}", 3 * 1000**power) for power, suffix in enumerate(("", "k", "M", "G", "T", "P"))),
+        *(("memory", f"3{suffix}", 3 * 1024**power) for power, suffix in enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi"))),
+        *(("memory", f"{10 ** (3 * power)}{suffix}", 1) for power, suffix in enumerate(("", "m", "u", "n"))),
     ],
 )
 def test_amounts(resource: str, quantity: str | float, amount: int) -> None:

@@ -224,6 +224,29 @@ def test_silence_makes_a_node_stale() -> None:
     assert ledger.is_stale("n1", 280.1)
 
 
+def test_a_node_that_is_heard_again_gives_out_its_gpus() -> None:
+    """Silence empties its cell without any other event, and so does the end of silence fill it."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1", "t4-4", ids=IDS))
+    ledger.put_heartbeat("n1", 100.0, 60.0)
+    assert ledger.cells(now_seconds=150.0)["n1"].free == 0b1111
+    assert not any(cell.free for cell in ledger.cells(now_seconds=170.0).values())
+    ledger.put_heartbeat("n1", 171.0, 60.0)
+    assert ledger.cells(now_seconds=172.0)["n1"].free == 0b1111
+
+
+def test_a_pod_that_ended_without_a_lease_leaves_nothing_behind() -> None:
+    """Its last Lease went first; the GPU is another's by now, and is not being released."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1", "t4-4", ids=IDS))
+    ledger.put_heartbeat("n1", 0.0, 60.0)
+    ledger.put_lease(make_lease("n1", 0, holder=Holder("team", "p", "u1")))
+    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0), phase="Failed"))
+    assert ledger.has_left("u1")
+    ledger.drop_lease(lease_name("n1", 0))
+    assert not ledger.has_left("u1")
+
+
 def test_expectation_ends_by_bind_by_time_and_with_the_pod(ledger: Ledger) -> None:
     """What a pod will probably take is counted until its bind, its end or the time-out, whichever comes first."""
     ledger.put_tentative("u1", TentativePlacement("n1", (0,), 10.0))

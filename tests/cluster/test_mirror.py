@@ -387,10 +387,11 @@ def restored(watched: WatchedMirror, *, sequence: int) -> None:
         stream.break_connection()
 
 
-def put_report(watched: WatchedMirror, sequence: int, **pod: Any) -> None:
+def put_report(watched: WatchedMirror, sequence: int, *, position: str = "", **pod: Any) -> None:
     """Write a report of n1 that shows one pod, or none."""
     body = report_json("n1", "t4-4")
-    body["status"] |= {"evidence": {"sequence": sequence, "liveRead": True}, "pods": [pod] if pod else []}
+    evidence = {"sequence": sequence, "liveRead": True, "podResourceVersion": position}
+    body["status"] |= {"evidence": evidence, "pods": [pod] if pod else []}
     watched.server.put(REPORT, body)
 
 
@@ -410,6 +411,22 @@ async def test_after_a_restore_a_node_offers_nothing_before_its_agent_has_report
     await mirror.until(lambda: sequence_of(mirror) == 9)
 
     assert (after, occupied, mirror.refusal()) == (names.REJECT_RESTORED, names.REJECT_RESTORED, "")
+
+
+async def test_after_a_restore_a_report_made_before_it_does_not_count(mirror: WatchedMirror) -> None:
+    """Its agent has not noticed yet: the number is new, but the position lies ahead of everything that is there."""
+    put_report(mirror, 7)
+    await mirror.until(lambda: mirror.refusal() == "")
+    await until(lambda: len(mirror.server.open_streams) >= 6 and mirror.mirror.is_ready())
+    restored(mirror, sequence=5)
+    await pass_time(mirror, lambda: mirror.mirror.is_ready() and sequence_of(mirror) == 5)
+    put_report(mirror, 8, position="1111")
+    await mirror.until(lambda: sequence_of(mirror) == 8)
+    late = mirror.refusal()
+    put_report(mirror, 9, position="11")
+    await mirror.until(lambda: sequence_of(mirror) == 9)
+
+    assert (late, mirror.refusal()) == (names.REJECT_RESTORED, "")
 
 
 async def test_after_a_restore_an_agent_that_began_anew_counts_too(mirror: WatchedMirror) -> None:

@@ -240,6 +240,8 @@ async def test_nobody_is_evicted_in_vain(tmp_path: Path, obstacle: dict[str, Any
             await loop.run_once()
         assert kept(running) is None
         assert not is_gone(running, "a")
+        is_told = (names.REASON_PREEMPTION_ENDED, "high") in running.notes.recorded
+        assert is_told is ("affinity" in obstacle.get("options", {}))
 
 
 async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from atoll.api import names
-from atoll.cluster.leases import Holder
+from atoll.cluster.leases import Holder, parse_lease
+from atoll.cluster.objects import decode_lease
+from atoll.kube.errors import Conflict
+from controllers.leases.writes import delete_lease
 from tests.builders import claim_json, lease_json, make_allocation, pod_json
 from tests.controllers.harness import (
     CLAIMS,
@@ -198,6 +202,51 @@ async def test_reservation_that_is_not_over_is_left_alone(tmp_path: Path) -> Non
         assert ("PATCH", f"{PODS}/p") not in running.api.writes
 
 
+async def test_a_lease_of_other_gpus_than_the_bound_pod_names_ends_at_once(tmp_path: Path) -> None:
+    """It was made late, by a bind or an admission without an answer, for ten minutes; what the pod names stays."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 0, phase="Running")
+        put_leases(server, 0, 1, **FUTURE)
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: not running.lease(1))
+        for loop in running.loops:
+            await loop.run_once()
+        assert running.held() == {"gpu-n1-0"}
+        assert running.mirror.ledger.leases_of("uid-of-p")
+
+
+@pytest.mark.parametrize(
+    ("now", "ends"),
+    [
+        pytest.param("the same version", True, id="as it was seen"),
+        pytest.param("another version", None, id="it has changed: the caller decides anew"),
+        pytest.param("a successor", False, id="another Lease has the name"),
+        pytest.param("nothing", False, id="it is gone"),
+    ],
+)
+async def test_a_deletion_hits_the_very_lease_that_was_seen(tmp_path: Path, now: str, ends: bool | None) -> None:
+    """Name alone is no identity, and a Lease that moved on is judged anew."""
+    async with running_controllers(tmp_path, lambda server: put_bound(server, "p", 0, phase="Running")) as running:
+        await running.settled(lambda: running.lease(0))
+        body = running.lease(0) or {}
+        seen = parse_lease(decode_lease(orjson.dumps(body)))
+        path = f"{LEASES}/gpu-n1-0"
+        if now in {"a successor", "nothing"}:
+            running.is_leading[0] = False
+            running.server.remove(path)
+        if now in {"another version", "a successor"}:
+            uid = {} if now == "a successor" else {"uid": body["metadata"]["uid"]}
+            kept = {key: value for key, value in body["metadata"].items() if key not in {"uid", "resourceVersion"}}
+            running.server.put(path, {**body, "metadata": {**kept, **uid}})
+        if ends is None:
+            with pytest.raises(Conflict):
+                await delete_lease(running.api, seen)
+        else:
+            assert await delete_lease(running.api, seen) is ends
+
+
 async def test_reservation_whose_pod_got_bound_is_kept(tmp_path: Path) -> None:
     """The cache still shows the pod unbound; the answer to the pod's own write shows the truth, and that counts."""
 
@@ -227,6 +276,22 @@ def setup_bound_behind_our_back(setup: Any) -> Any:
         server.intercept(intercept)
 
     return prepared
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["a node with a report", "a node without one"])
+async def test_an_agent_is_asked_where_there_is_one(tmp_path: Path, is_known: bool) -> None:
+    """Each wish is asked for once; one for a node without a report is dropped, and is asked for when it has one."""
+    async with running_controllers(tmp_path, lambda _server: None) as running:
+        evidence: Any = next(loop for loop in running.loops if loop.name == "evidence")._reconciler
+        node = "n1" if is_known else "n2"
+        assert evidence.want(node, 7)
+        assert evidence.want(node, 8)
+        assert await evidence.reconcile(node) is None
+
+        assert list(evidence.all_keys()) == []
+        assert evidence.want(node, 8) is not is_known
+        asked = running.server.objects[f"{REPORTS}/n1"]["metadata"].get("annotations", {}).get(names.EVIDENCE_WANTED)
+        assert asked == ("8" if is_known else None)
 
 
 async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path: Path) -> None:

@@ -37,9 +37,11 @@ class RunningService:
         *,
         rules: Mapping[str, Any] = RULES,
         namespaces: Sequence[str] = (NAMESPACE, "tenant-other"),
+        options: Sequence[str | Path] = (),
         database: str = "",
         health_port: int = 0,
     ) -> None:
+        self.options = options
         self.cluster = cluster
         self.folder = folder
         self.database = database or f"sqlite:///{folder}/jobs.db"
@@ -58,6 +60,7 @@ class RunningService:
         command = [
             ATOLL, "jobs", "serve", "--kubeconfig", self.cluster.kubeconfig, "--port", "0",
             "--health-port", self.health_port, "--database", self.database, "--access", self.folder / "access.yaml",
+            *self.options,
         ]  # fmt: skip
         with log.open("ab") as stream:
             self.process = subprocess.Popen([str(word) for word in command], stderr=stream, stdout=stream)

@@ -81,6 +81,7 @@ def test_no_gpu_is_used_twice_after_etcd_was_restored(
     world.pod("kept", "one")
     world.wait_running("kept")
     back_up_etcd(installed.cluster, tmp_path / "backup")
+    installed.start_scheduler()
     for number in range(LATE):
         world.pod(f"late-{number}", "one")
     for number in range(LATE):
@@ -90,6 +91,7 @@ def test_no_gpu_is_used_twice_after_etcd_was_restored(
         installed.cluster.signal(f"kubelet@{node.name}", "STOP")
 
     restore_etcd(installed.cluster, tmp_path / "backup")
+    installed.cluster.signal("kube-controller-manager", "STOP")  # or it would taint the nodes of kubelets that hang
     installed.start_scheduler()
     assert [pod["metadata"]["name"] for pod in world.pods()] == ["kept"]
     for number in range(LATE):
@@ -98,6 +100,7 @@ def test_no_gpu_is_used_twice_after_etcd_was_restored(
     told = world.wait(lambda: "API server was restored" in (text := world.message("next-0")) and text, "the reason")
     assert told.count("API server was restored") == 1
     assert len(world.leases()) == 1
+    installed.cluster.signal("kube-controller-manager", "CONT")
     for node in installed.cluster.nodes:
         installed.cluster.restart_kubelet(node.name)
 

@@ -6,18 +6,20 @@ from typing import Any
 
 import httpx
 
+from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from jobs.api import build_api
 from jobs.api_parts import ApiParts
 from jobs.audit import AuditTrail
 from jobs.authentication import Authenticator, Identity, NotIdentified
+from jobs.chooser import NO_SNAPSHOT, ClusterChooser
+from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database
 from jobs.limits import UserLimits
 from jobs.pod_exec import ExecResult
 from jobs.pod_logs import NoPods
-from jobs.queue_cluster import QueueCluster
-from jobs.records import JobRecord
+from jobs.records import JobRecord, RegisteredCluster
 from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 from tests.fakes.clock import ManualClock
@@ -102,6 +104,25 @@ class GivenCommands:
         return ExecResult(bytearray("\n".join(command).encode()), bytearray(b"warning"), 3)
 
 
+class GivenClusters:
+    """Clusters in memory: their API servers, and what a snapshot of each shows."""
+
+    def __init__(self, home: JobWorld) -> None:
+        self.worlds = {"local": home}
+        self.snapshots: dict[str, ClusterSnapshot | Exception] = {}
+
+    async def client(self, cluster: RegisteredCluster) -> WorldApi:
+        """Return the API server of a cluster."""
+        return WorldApi(self.worlds[cluster.id], Faults())
+
+    async def snapshot(self, cluster: RegisteredCluster) -> ClusterSnapshot:
+        """Return the snapshot of a cluster."""
+        found = self.snapshots.get(cluster.id, NO_SNAPSHOT)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
 class JobService:
     """The API in this process."""
 
@@ -114,6 +135,12 @@ class JobService:
         self.logs = GivenLogs()
         self.commands = GivenCommands()
         self.world = JobWorld()
+        self.links = GivenClusters(self.world)
+        terms = ClusterTerms(kubeconfig="")
+        database._run(
+            lambda session: register_cluster(session, "local", terms, now=self.clock.now(), actor="the service"),
+            writes=True,
+        )
         parts = ApiParts(
             database=database,
             authenticator=authenticator or NameTokens(),
@@ -126,7 +153,8 @@ class JobService:
             limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
             logs=self.logs,
             commands=self.commands,
-            queues=QueueCluster(WorldApi(self.world, Faults())),
+            links=self.links,
+            chooser=ClusterChooser(database, self.links, self.clock.now),
             service_id=SERVICE_ID,
             now=self.clock.now,
             wake=self.woken.append,

@@ -158,7 +158,7 @@ async def test_what_a_form_on_another_site_can_send_is_refused(service: JobServi
 
 
 OF_THE_CLUSTER = (
-    *("queues", "queues/{name}", "usage", "usage.csv", "schedule", "audit"),
+    *("activate", "drain", "queues", "queues/{name}", "usage", "usage.csv", "schedule", "audit"),
     *("webhooks", "webhooks/{webhook_id}", "webhooks/{webhook_id}/deliveries"),
 )
 OF_ONE_JOB = [
@@ -377,7 +377,7 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
         for suffix in ("", "/{job_id}", *("/{job_id}" + suffix for _, suffix in OF_ONE_JOB), "/{job_id}/exec")
-    } | {f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER}
+    } | {"/api/clusters", "/api/clusters/{cluster}", *(f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER)}
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)

@@ -35,7 +35,7 @@ class Following:
 
     def __init__(self, client: ApiClient, server: FakeApiServer, database: Database) -> None:
         self.server, self.database, self.clock, self.client = server, database, ManualClock(), client
-        cluster = JobCluster(client, service_id=SERVICE_ID)
+        cluster = JobCluster(client, name="local", service_id=SERVICE_ID)
         reconciler = JobReconciler(database, cluster, RenderSettings(), self.clock)
         self.follower = JobFollower(
             client,
@@ -136,7 +136,11 @@ async def test_a_resync_that_fails_is_told_and_tried_again(following: Following)
 async def test_logs_are_of_the_jobs_own_pods(following: Following) -> None:
     """The first pod of the newest try is read; a pod of another job is none of this one's."""
     record = await following.record(await following.give())
-    logs = PodLogs(following.client)
+
+    async def client_of(_record: JobRecord) -> ApiClient:
+        return following.client
+
+    logs = PodLogs(client_of)
 
     async def read(pod: str | None) -> bytes:
         async with aclosing(logs.read(record, pod=pod, tail=7, follow=False)) as chunks:

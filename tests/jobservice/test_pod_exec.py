@@ -24,7 +24,7 @@ SUCCESS = b'{"status": "Success"}'
 FAILURE = json.dumps(
     {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}, "message": "exit code 3"}
 ).encode()
-RECORD = JobRecord(id="j1", name="tune", namespace="tenant-acme", state="running")
+RECORD = JobRecord(id="j1", cluster_id="local", name="tune", namespace="tenant-acme", state="running")
 
 
 @pytest.mark.parametrize(("status", "code"), [(SUCCESS, 0), (FAILURE, 3)])
@@ -86,7 +86,11 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[PodExec, Kubelet]]:
     async with listening(application) as url:
         config = kubeconfig(tmp_path, url)
         async with await ApiClient.connect(config) as client:
-            yield PodExec(client, await Credentials.load(config)), kubelet
+
+            async def client_of(_record: JobRecord) -> ApiClient:
+                return client
+
+            yield PodExec(client_of, await Credentials.load(config), cluster="local"), kubelet
 
 
 async def test_a_command_runs_and_its_output_comes_back(running: tuple[PodExec, Kubelet]) -> None:
@@ -107,6 +111,9 @@ async def test_a_command_that_does_not_end_gives_what_it_printed(running: tuple[
     assert (bytes(done.stdout), done.exit_code) == (b"hello\n", None)
     with pytest.raises(NoPods):
         await runner.run(RECORD, ["true"], pod="other-0", timeout_seconds=1)
+    far = JobRecord(id="j1", cluster_id="far", name="tune", namespace="tenant-acme", state="running")
+    with pytest.raises(ExecRefused, match="exec works in local alone"):
+        await runner.run(far, ["true"], pod=None, timeout_seconds=1)
 
 
 async def test_the_audit_has_the_command_before_it_runs(tmp_path: Path) -> None:

@@ -32,11 +32,17 @@ async def service(tmp_path: Any) -> AsyncIterator[JobService]:
     database.close()
 
 
-def keeper_of(service: JobService, faults: Faults | None = None) -> QueueKeeper:
+def keeper_of(service: JobService, faults: Faults | None = None, *, is_draining: bool = False) -> QueueKeeper:
     """Return the keeper of the service's cluster."""
     queues = QueueCluster(WorldApi(service.world, faults or Faults()))
     return QueueKeeper(
-        service.database, queues, RenderSettings(), service.clock, cluster="local", service_id=SERVICE_ID
+        service.database,
+        queues,
+        RenderSettings(),
+        service.clock,
+        cluster="local",
+        service_id=SERVICE_ID,
+        is_draining=lambda: is_draining,
     )
 
 
@@ -161,3 +167,21 @@ async def test_a_keeper_killed_at_any_write_ends_with_the_same_cluster(service: 
 
     assert number > 0
     assert faults.writes == 0
+
+
+async def test_a_drained_cluster_admits_nothing_and_is_left_without_queues(service: JobService) -> None:
+    """EDGE-1: while it is drained its queues are held; a graceful removal takes our queues along, and no namespace."""
+    service.links.worlds["east"] = service.world
+    await service.call("PUT", "/api/clusters/east", by="ops", json={"kubeconfig": "file:east"})
+    await service.call("PUT", QUEUES.replace("local", "east"), by="ops", content=EXAMPLE.read_text())
+    record = await service.database.read(lambda session: queue_file_of(session, "east"))
+    assert record is not None
+    await keeper_of(service, is_draining=True).look(record)
+    objects = service.world.server.objects
+    held = {one["spec"]["stopPolicy"] for one in objects.values() if one["kind"] == "ClusterQueue"}
+    await service.call("POST", "/api/clusters/east/drain", by="ops")
+    removed = await service.call("DELETE", "/api/clusters/east", by="ops")
+
+    assert held == {"Hold"}
+    assert removed.status_code == 200, removed.text
+    assert {one["kind"] for one in objects.values()} == {"Namespace", "PriorityClass"}

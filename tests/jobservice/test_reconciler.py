@@ -1,6 +1,7 @@
 """The reconciler: it creates recorded jobs in the cluster, and records the cluster's state."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,7 +15,7 @@ from jobs.records import JobEventRecord, JobRecord
 from jobs.store import ask_to_cancel, create_job, get_job, list_events, retry_job
 from tests.fakes.api_server import status
 from tests.jobservice.made import NOW, new_job
-from tests.jobservice.world import SERVICE_ID, JobWorld, ServiceProcess
+from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, ServiceKilled, ServiceProcess
 
 
 class JobStage:
@@ -238,6 +239,57 @@ async def test_kueue_holds_admits_preempts_and_admits_again(stage: JobStage) -> 
     assert await stage.states(job_id) == [
         "pending", "queued", "admitted", "running", "preempted", "queued", "admitted", "running", "succeeded",
     ]  # fmt: skip
+    assert (record.state, record.attempt) == ("succeeded", 1)
+
+
+SPOT = {"ext_ml_priority_class": "spot", "ext_ml_priority_escalation": True, "ext_ml_escalation_after_s": 600}
+
+
+def kill_points() -> list[Faults]:
+    """Return a death at each write of an escalation, and none."""
+    deaths = [Faults(kill_at=number, kill_after=after) for number in range(4) for after in (False, True)]
+    return [Faults(), *deaths]
+
+
+@pytest.mark.parametrize("faults", kill_points(), ids=lambda faults: f"{faults.kill_at}-{faults.kill_after}")
+async def test_a_spot_job_that_starves_moves_up_once(stage: JobStage, faults: Faults) -> None:
+    """After its time in the queue it is submitted again in the next class, wherever the service dies meanwhile; that is
+    no failure, and its history says why."""
+    stage.world.holds.add("tune")
+    job_id = await stage.give(policy={"max_retries": 0}, **SPOT)
+    await stage.world.clock.advance(599)
+    early = await stage.live(job_id, rounds=2)
+    first = stage.one("Job")["metadata"]
+    assert (early.state, early.attempt, stage.service.waits[job_id]) == ("queued", 1, 1)
+
+    await stage.world.clock.advance(1)
+    stage.service = ServiceProcess(stage.world, stage.engine, faults)
+    with suppress(ServiceKilled):
+        await stage.live(job_id)
+    stage.service = ServiceProcess(stage.world, stage.engine)
+    moved = await stage.live(job_id)
+    second = stage.one("Job")["metadata"]
+
+    assert (first["labels"][job_names.PRIORITY], second["labels"][job_names.PRIORITY]) == ("low", "normal")
+    assert first["uid"] != second["uid"]
+    assert (moved.state, moved.attempt, moved.retry_count) == ("queued", 2, 0)
+    told = [one.message for one in await stage.history(job_id) if one.what == "escalate"]
+    assert told == ["waited for 600 s as spot, so it moves up to on-demand"]
+
+    await stage.world.clock.advance(6000)
+    assert (await stage.live(job_id)).attempt == 2
+    stage.world.admit("tune")
+    assert (await stage.live(job_id)).state == "succeeded"
+
+
+async def test_a_spot_job_that_begins_in_time_stays_spot(stage: JobStage) -> None:
+    """Kueue admits it when its time is just over, and the service has not looked yet."""
+    stage.world.holds.add("tune")
+    job_id = await stage.give(**SPOT)
+    await stage.world.clock.advance(600)
+    stage.world.admit("tune")
+    record = await stage.live(job_id, rounds=9)
+
     assert (record.state, record.attempt) == ("succeeded", 1)
 
 

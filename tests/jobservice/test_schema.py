@@ -67,11 +67,8 @@ def served(tmp_path: Path) -> Iterator[tuple[str, str]]:
     database.close()
 
 
-@pytest.mark.parametrize(
-    "phases", ["fuzzing,stateful", pytest.param("examples,coverage,fuzzing,stateful", marks=pytest.mark.long)]
-)
 @pytest.mark.timeout(1500)
-def test_the_service_answers_as_it_is_described(served: tuple[str, str], tmp_path: Path, phases: str) -> None:
+def test_the_service_answers_as_it_is_described(served: tuple[str, str], tmp_path: Path) -> None:
     """All checks of schemathesis: whatever is allowed is taken, whatever is not is refused, each answer is described,
     no route answers without a token, and nothing leads to an error of the server."""
     url, job_id = served
@@ -83,7 +80,7 @@ def test_the_service_answers_as_it_is_described(served: tuple[str, str], tmp_pat
         "--exclude-checks",
         NOT_MEANT,
         "--phases",
-        phases,
+        "fuzzing,stateful",
         "--max-examples",
         str(EXAMPLES),
         "--seed",

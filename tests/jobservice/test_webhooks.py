@@ -35,7 +35,7 @@ class Receiver:
         self.answers: list[int] = []
         policy = MlPolicy(hosts=("127.0.0.1",))
         box = SecretBox(SECRET_KEY)
-        self.sender = WebhookSender(service.database, box, service.clock, cluster="local", policy=policy)
+        self.sender = WebhookSender(service.database, box, service.clock, policy=policy)
 
     async def answer(self, request: web.Request) -> web.Response:
         """Take a delivery."""

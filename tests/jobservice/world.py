@@ -19,7 +19,7 @@ from atoll.kube.client import Listing
 from atoll.kube.errors import Unanswered, api_error
 from jobs.cluster import JobCluster
 from jobs.database import Database
-from jobs.reconciler import JobReconciler
+from jobs.reconciler import JobMover, JobReconciler
 from jobs.store import active_ids
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
@@ -138,6 +138,8 @@ class JobWorld:
         self.created: list[tuple[str, str, str]] = []
         """Kind, job and attempt of every created object."""
         self.plays = True
+        self.ends = True
+        """Whether pods of Jobs end at all."""
         self.fates: dict[str, str] = {}
         """Outcome of a job's pods by job name; default: success."""
         self.holds: set[str] = set()
@@ -234,7 +236,7 @@ class JobWorld:
         if not pods:
             self._start_pods(path, one, one["spec"].get("parallelism", 1))
             return
-        self._progress(pods, ends=True)
+        self._progress(pods, ends=self.ends)
         phases = {pod["status"]["phase"] for _, pod in self.pods_of(one["metadata"]["uid"])}
         if "Failed" in phases:
             condition = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
@@ -310,12 +312,20 @@ class ServiceProcess:
     """One run of the service's process: its reconciler over a world and a database."""
 
     def __init__(
-        self, world: JobWorld, engine: Any, faults: Faults | None = None, rendering: RenderSettings | None = None
+        self,
+        world: JobWorld,
+        engine: Any,
+        faults: Faults | None = None,
+        rendering: RenderSettings | None = None,
+        *,
+        cluster: str = "local",
+        mover: JobMover | None = None,
     ) -> None:
+        self.name = cluster
         self.faults = faults or Faults()
         self.database = FaultyDatabase(engine, self.faults)
-        cluster = JobCluster(WorldApi(world, self.faults), service_id=SERVICE_ID)
-        self.reconciler = JobReconciler(self.database, cluster, rendering or RenderSettings(), world.clock)
+        jobs = JobCluster(WorldApi(world, self.faults), name=cluster, service_id=SERVICE_ID)
+        self.reconciler = JobReconciler(self.database, jobs, rendering or RenderSettings(), world.clock, mover=mover)
         self.waits: dict[str, float | None] = {}
 
     async def look_at(self, job_id: str, *, rounds: int = 12) -> None:
@@ -328,7 +338,7 @@ class ServiceProcess:
 
     async def resync(self) -> None:
         """Reconcile every active job and every object in the cluster, as a process does at its start."""
-        active = await self.database.read(lambda session: active_ids(session, "local"))
+        active = await self.database.read(lambda session: active_ids(session, self.name))
         for job_id in dict.fromkeys([*active, *await self.reconciler.sweep()]):
             await self.look_at(job_id)
 

@@ -59,7 +59,7 @@ def registries() -> Iterator[Metrics]:
         tenant_of=str,
         wake=lambda _job: None,
     )
-    register_job_metrics(parts["jobs"], lambda: True, (), accounting)
+    register_job_metrics(parts["jobs"], lambda: True, lambda: 0, accounting)
     for name, metrics in parts.items():
         count_calls(metrics, cast("Any", SimpleNamespace(throttled_seconds=0.0)))
         if name != "agent":

@@ -23,7 +23,6 @@ from atoll.cluster.requests import Rejection
 from atoll.kube import patches
 from controllers import pod_calls
 from controllers.gangs import lifecycle as gang_loop
-from controllers.gangs import owners
 from controllers.gangs.admission import AdmissionReconciler
 from controllers.gangs.cache import GangCache
 from controllers.leases import orphans, terminations
@@ -307,18 +306,20 @@ def _members_let_go_with_what_there_is() -> Undo:
     return swapping((AdmissionReconciler, "_reserve", reserve))
 
 
-def _statuses_without_an_answer_are_forgotten() -> Undo:
-    return swapping((GangCache, "is_in_doubt", lambda *_: False))
-
-
 def _leases_of_a_gang_taken_back_without_a_fence() -> Undo:
-    original = gang_loop.fence
+    """The two guards of gates that follow hide its loss, so they go too."""
 
-    async def fence(context: Any, cache: GangCache, gang: Any) -> None:
-        if cache.is_in_doubt(gang):
-            await original(context, cache, gang)
+    async def fence(*_: Any) -> None:
+        pass
 
-    return swapping((gang_loop, "fence", fence))
+    undo_others = (_gates_open_for_what_the_mirror_shows(), _gates_open_for_members_that_hold_nothing())
+    undo_own = swapping((gang_loop, "fence", fence), (GangCache, "is_in_doubt", lambda *_: False))
+
+    def undo() -> None:
+        for one in (undo_own, *undo_others):
+            one()
+
+    return undo
 
 
 def _gates_open_for_what_the_mirror_shows() -> Undo:
@@ -345,26 +346,6 @@ def _gates_open_for_members_that_hold_nothing() -> Undo:
             quorum_members.pop()
 
     return swapping((lifecycle, "quorum", quorum), (lifecycle, "_decide_admitted", decide_admitted))
-
-
-def _late_leases_wait_for_their_deadline() -> Undo:
-    original = orphans.lease_state
-
-    def state(record: Any, pod: Any, now: str) -> Any:
-        found = original(record, pod, now)
-        return orphans.LeaseState.RESERVED if record.deadline > now and found is orphans.LeaseState.STRAY else found
-
-    return swapping((orphans, "lease_state", state))
-
-
-def _owners_resumed_only_where_they_are_suspended() -> Undo:
-    original = owners._patch
-
-    async def patch(*arguments: Any, mark: str | None, spec: Any = None) -> None:
-        if spec is not None:
-            await original(*arguments, mark=mark, spec=spec)
-
-    return swapping((owners, "_patch", patch))
 
 
 GUARDS: dict[str, Guard] = {
@@ -422,7 +403,6 @@ GUARDS: dict[str, Guard] = {
     "id of an admission": Guard("one of the last ends the next", _admissions_are_not_told_apart, seed=1500),
     "attempts by uid": Guard("a successor waits for its predecessor", _attempts_belong_to_a_name, seed=1500),
     "clock of the API server": Guard("a dead agent looks alive", _age_of_a_heartbeat_by_its_agents_clock, seed=1500),
-    "fence of a status": Guard("an old decision arrives late", _statuses_without_an_answer_are_forgotten, seed=1500),
     "fence of a gang": Guard(
         "an admission arrives whose Leases are gone", _leases_of_a_gang_taken_back_without_a_fence, seed=1500
     ),
@@ -432,10 +412,6 @@ GUARDS: dict[str, Guard] = {
     "all hold before the first gate": Guard(
         "half a gang starts when one is made anew", _gates_open_for_members_that_hold_nothing, seed=1500
     ),
-    "late Leases of the bound": Guard(
-        "they hold GPUs for ten minutes", _late_leases_wait_for_their_deadline, seed=1500
-    ),
-    "late suspensions": Guard("a Job stays suspended", _owners_resumed_only_where_they_are_suspended, seed=1500),
     "every Lease before a gate": Guard("half a gang starts", _members_let_go_with_what_there_is, seed=1500),
 }
 """Whose loss a history shows."""

@@ -239,11 +239,25 @@ NEWEST_GANG_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
          Step(20.4, "kill controllers", "controllers-0", number=1.0), Step(21.0, "create", "p0", number=2)),
         (("late", 0.2), ("twice", 0.1)),
     ),
-    "a waiting member is deleted while the gates open": (
-        (Step(2.0, "create gang", "g0", number=31), *(Step(2.2 + 0.05 * number, "delete waiting member", "g0")
-                                                     for number in range(4)),
-         Step(3.0, "create gang", "g1", number=21), Step(3.15, "delete waiting member", "g1")),
-        (("slow", 0.2), ("never sent", 0.1), ("error 503", 0.05)),
+    "a waiting member is deleted while its gang is being admitted": (
+        (Step(2.0, "create gang", "g0", number=31),
+         *(Step(3.0 + 2.5 * number, "delete waiting member", "g0") for number in range(4))),
+        (("slow", 0.5),),
+    ),
+    "Leases of a successor are made and deleted before anybody sees them": (
+        (Step(2.0, "create gang", "g0", number=22), Step(2.0, "create gang", "g1", number=22),
+         *(Step(8.0 + number, "slow watch", "controllers-0", "leases", 1.0) for number in range(3)),
+         *(Step(10.0 + 2 * number, "fail member", f"g{number % 2}") for number in range(6))),
+        (("error 503", 0.2), ("cut before", 0.12)),
+    ),
+    "a Lease of an admission is made when its pod runs elsewhere": (
+        (Step(2.0, "create gang", "g0", number=41), Step(5.0, "create", "p0", number=1), Step(14.0, "finish", "p0")),
+        (("late", 0.2),),
+    ),
+    "members fail while their Job is being suspended": (
+        (Step(2.0, "create unready gang", "g0"),
+         *(Step(11.0 + number, "fail member", "g0") for number in range(4))),
+        (("late", 0.2),),
     ),
     "successors are put where somebody else was quicker": (
         (Step(2.0, "create gang", "g0", number=22), Step(2.0, "create gang", "g1", number=22),
@@ -259,9 +273,9 @@ THOROUGH = 1500
 
 def history_of(seed: int) -> Plan:
     """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn. Beyond
-    THOROUGH another third is of gangs, half of it traps, and every twelfth of gangs whose writes are late."""
-    if seed >= THOROUGH and seed % 12 == 2:
-        return newest_gang_trap_of(seed) if seed % 24 == 2 else gang_storm_of(seed)
+    THOROUGH another third is of gangs, half of it traps, and a sixth of gangs whose writes are late."""
+    if seed >= THOROUGH and seed % 6 == 2:
+        return newest_gang_trap_of(seed) if seed % 12 == 2 else gang_storm_of(seed)
     if seed >= THOROUGH and seed % 3 == 1:
         return gang_trap_of(seed) if seed % 2 else gang_plan_of(seed)
     if seed < THOROUGH:
@@ -282,7 +296,7 @@ def gang_trap_of(seed: int) -> Plan:
 def newest_gang_trap_of(seed: int) -> Plan:
     """Return a trap of gangs with faults of its own, its times moved a little."""
     rng = random.Random(seed)
-    steps, rates = list(NEWEST_GANG_TRAPS.values())[seed // 24 % len(NEWEST_GANG_TRAPS)]
+    steps, rates = list(NEWEST_GANG_TRAPS.values())[seed // 12 % len(NEWEST_GANG_TRAPS)]
     moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in steps)
     ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
     return Plan(seed, ordered, rates, skew_seconds=600.0, is_calm=not rates)

@@ -37,8 +37,8 @@ from atoll.cluster.gangs.readiness_policy import (
     pause_seconds,
     policy_for,
 )
-from atoll.cluster.objects import Node, decode_node
-from tests.builders import make_pod, make_report
+from atoll.cluster.objects import Node, decode_node, decode_pod
+from tests.builders import make_pod, make_report, pod_json
 from tests.cluster.gangs.builders import GATES, Life, make_gang, member
 from topology.gangs.model import DomainCount, Placement, PodSetPlacement
 
@@ -321,6 +321,28 @@ def test_a_blocking_gang_blocks_until_it_is_ready() -> None:
 def test_stages_of_members(pod: dict[str, Any], stage: MemberStage) -> None:
     """What a pod shows decides how far it has come."""
     assert stage_of(make_pod(**pod)) is stage
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "stage"),
+    [
+        pytest.param([0, 0], "Never", MemberStage.SUCCEEDED, id="all ended well"),
+        pytest.param([0, 0], "OnFailure", MemberStage.SUCCEEDED, id="all ended well, and only failures are restarted"),
+        pytest.param([0, 0], "Always", MemberStage.STARTING, id="they are started again"),
+        pytest.param([0, 1], "Never", MemberStage.STARTING, id="one failed"),
+        pytest.param([0, None], "Never", MemberStage.STARTING, id="one still runs"),
+        pytest.param([0], "Never", MemberStage.STARTING, id="kubelet tells of one of two"),
+        pytest.param([], "Never", MemberStage.STARTING, id="kubelet tells of none"),
+    ],
+)
+def test_a_member_has_succeeded_when_its_containers_have(
+    codes: list[int | None], restarts: str, stage: MemberStage
+) -> None:
+    """The phase follows a moment later, and the gang must not miss its member meanwhile."""
+    body = pod_json(node="n1", containers=("main", "side"), phase="Running", restartPolicy=restarts)
+    states = [{"running": {}} if code is None else {"terminated": {"exitCode": code}} for code in codes]
+    body["status"]["containerStatuses"] = [{"name": "c", "state": state} for state in states]
+    assert stage_of(decode_pod(orjson.dumps(body))) is stage
 
 
 SETS = GpuGangSpec.model_validate({"podSets": [{"name": "leader", "count": 1}, {"name": "worker", "count": 8}]})

@@ -1,0 +1,170 @@
+"""Chooses the cluster of a job: reads every candidate's capacity and state now, and scores them.
+
+A cluster that does not answer in time is no candidate, and the score sheet says so.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final, Protocol
+
+from atoll.api import job_names
+from atoll.explain.snapshot import ClusterSnapshot
+from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
+from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of
+from atoll.jobs.model import Job
+from atoll.jobs.queue_file import QueueFile
+from atoll.jobs.rendering import Rendered
+from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
+from atoll.kube.errors import KubeError, NotFound
+from atoll.kube.snapshots import read_snapshot
+from jobs.cluster_store import ClusterState, list_clusters, running_jobs
+from jobs.database import Database
+from jobs.links import ClusterLinks, told
+from jobs.queue_store import queue_file_of
+from jobs.records import JobRecord, RegisteredCluster
+from jobs.views import job_of
+
+ANSWER_SECONDS: Final = 10.0
+"""How long a cluster may take to answer before it is no candidate."""
+KEPT_SECONDS: Final = 3.0
+"""How long what was read of a cluster counts as now."""
+COMPLIANCE, EU_ONLY = "compliance", "eu-only"
+LATENCY_SENSITIVE: Final = "latency_sensitive"
+DATA_REGION: Final = "data_region"
+NO_SNAPSHOT: Final = ClusterSnapshot(taken_at="1970-01-01T00:00:00Z")
+
+
+class SnapshotSource(Protocol):
+    """Reads the state of a cluster."""
+
+    async def snapshot(self, cluster: RegisteredCluster) -> ClusterSnapshot:
+        """Return the state of a cluster. Raises KubeError, OSError and TimeoutError, or a group of them."""
+        ...
+
+
+class LiveSnapshots:
+    """Reads it from the cluster's API server, at most every KEPT_SECONDS."""
+
+    def __init__(self, links: ClusterLinks, clock: Clock) -> None:
+        self._links = links
+        self._clock = clock
+        self._read: dict[str, tuple[float, ClusterSnapshot]] = {}
+
+    async def snapshot(self, cluster: RegisteredCluster) -> ClusterSnapshot:
+        """Return the state of a cluster. Raises KubeError, OSError and TimeoutError, or a group of them."""
+        now = self._clock.monotonic_seconds()
+        known = self._read.get(cluster.id)
+        if known is not None and now - known[0] < KEPT_SECONDS:
+            return known[1]
+        async with asyncio.timeout(ANSWER_SECONDS):
+            found = await _read_if_installed(await self._links.client(cluster))
+        self._read[cluster.id] = (now, found)
+        return found
+
+
+class ClusterChooser:
+    """Chooses among the registered clusters."""
+
+    def __init__(self, database: Database, source: SnapshotSource, now: Callable[[], datetime]) -> None:
+        self._database = database
+        self._source = source
+        self._now = now
+
+    async def choose(self, job: Job, rendered: Rendered, *, tenant: str, namespace: str) -> ScoreSheet:
+        """Return the score sheet of a job over all clusters. Raises SQLAlchemy's errors."""
+        wish = wish_of(job, rendered, tenant)
+        clusters = await self._database.read(list_clusters)
+        offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace) for one in clusters))
+        return choose_cluster(wish, offers)
+
+    async def _offer(self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str) -> ClusterOffer:
+        base = ClusterOffer(
+            name=cluster.id,
+            region=cluster.region,
+            tenants=frozenset(cluster.tenants),
+            prices=cluster.prices,
+            latency_ms=cluster.latency_ms,
+        )
+        if cluster.state != ClusterState.ACTIVE:
+            return replace(base, trouble="is draining")
+        found, trouble = await looked_at(cluster, self._source)
+        if found is None:
+            return replace(base, trouble=f"does not answer: {trouble}")
+        file, running = await self._database.read(
+            lambda session: (queue_file_of(session, cluster.id), running_jobs(session, cluster.id))
+        )
+        return replace(
+            base,
+            capacity=capacity_of(found),
+            quota=quota_of(QueueFile.model_validate(file.document), tenant) if file is not None else None,
+            fit=await asyncio.to_thread(_fit, found, rendered, namespace, _ends(found, running, self._now())),
+        )
+
+
+async def looked_at(cluster: RegisteredCluster, source: SnapshotSource) -> tuple[ClusterSnapshot | None, str]:
+    """Return the state of a cluster, or None and why it cannot be read."""
+    try:
+        return await source.snapshot(cluster), ""
+    except (KubeError, OSError, ExceptionGroup) as error:  # a TimeoutError is an OSError
+        return None, told(error)
+
+
+def _fit(found: ClusterSnapshot, rendered: Rendered, namespace: str, ends: Sequence[ExpectedEnd]) -> JobFit:
+    return fit_of(found, rendered, namespace=namespace, ends=ends)
+
+
+async def _read_if_installed(client: ApiClient) -> ClusterSnapshot:
+    """Return the snapshot; an empty one if the cluster does not know Atoll's kinds."""
+    try:
+        return await read_snapshot(client)
+    except ExceptionGroup as errors:
+        if errors.subgroup(NotFound) is None:
+            raise
+        return NO_SNAPSHOT
+
+
+def wish_of(job: Job, rendered: Rendered, tenant: str) -> ClusterWish:
+    """Return what a job wants of a cluster."""
+    needs = rendered.needs
+    workload = next((one for one in rendered.objects if "template" in one["spec"]), None)
+    pods = workload["spec"].get("parallelism", workload["spec"].get("replicas", 1)) if workload is not None else 1
+    return ClusterWish(
+        tenant=tenant,
+        gpu_type=needs.attributes.gpu_type if needs.gpus is not None else None,
+        gpus=needs.gpus.claim.count * pods if needs.gpus is not None else 0,
+        goal=job.intent.optimization_goal,
+        is_latency_sensitive=job.labels.get(LATENCY_SENSITIVE) == "true",
+        is_eu_only=job.labels.get(COMPLIANCE) == EU_ONLY,
+        data_region=job.labels.get(DATA_REGION),
+    )
+
+
+def quota_of(file: QueueFile, tenant: str) -> int | None:
+    """Return the most GPUs that a tenant's first queue may use at a time; None without a limit."""
+    known = file.tenant(tenant)
+    if known is None:
+        return None
+    queue = known.queue_for(critical=False)
+    amounts = [quota.quota["gpu"] for quota in queue.flavors if "gpu" in quota.quota]
+    if queue.cohort is not None and any(one.borrow is None for one in amounts):
+        return None
+    return sum(int(one.nominal) + int(one.borrow or 0) for one in amounts)
+
+
+def _ends(found: ClusterSnapshot, running: Sequence[JobRecord], now: datetime) -> list[ExpectedEnd]:
+    """Return when the running jobs of the service are expected to end, by their duration or longest run time."""
+    pods: dict[str, set[str]] = {}
+    for pod in found.pods:
+        pods.setdefault(pod.metadata.labels.get(job_names.JOB_ID, ""), set()).add(pod.metadata.uid)
+    ends = []
+    for record in running:
+        job = job_of(record)
+        seconds = job.intent.expected_duration_hint or job.policy.max_runtime
+        if seconds is None or record.started_at is None or record.id not in pods:
+            continue
+        left = seconds - (now - record.started_at).total_seconds()
+        ends.append(ExpectedEnd(max(0.0, left), frozenset(pods[record.id])))
+    return ends
