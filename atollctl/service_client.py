@@ -25,6 +25,8 @@ PAUSE_SECONDS: Final = 1.0
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 TOKEN_BYTES_MAX: Final = 64 * 1024
 CHUNK_BYTES: Final = 16 * 1024
+GLOBAL: Final = ("pipelines",)
+"""Collections that belong to no cluster."""
 
 
 class ServiceUnreachable(Exception):
@@ -141,8 +143,9 @@ class ServiceClient:
         timeout_seconds: float,
     ) -> HTTPResponse:
         asked = f"?{urlencode(query, doseq=True)}" if query else ""
-        parts = (quote(part, safe="") for part in (self.cluster, self.collection) if part)
-        url = "/".join((f"{self.url}/api/clusters", *parts)) + path + asked
+        within = () if self.collection in GLOBAL else ("clusters", self.cluster)
+        parts = (quote(part, safe="") for part in (*within, self.collection) if part)
+        url = "/".join((f"{self.url}/api", *parts)) + path + asked
         mine = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = Request(url, data=body, method=method, headers={**headers, **mine})  # noqa: S310 - http or https, above
         opened: HTTPResponse = self.opener.open(request, timeout=timeout_seconds)

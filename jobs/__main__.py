@@ -10,6 +10,7 @@ from atoll.service.runtime import run
 from jobs.errors import DatabaseUnfit
 from jobs.serving import serve_jobs
 from jobs.settings import JobServiceSettings
+from pipelines.serving import PipelineService
 
 STATUS_UNFIT = 2
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def serve() -> None:
         try:
-            await serve_jobs(values)
+            await serve_jobs(values, (PipelineService,))
         except (SettingsError, DatabaseUnfit, ConfigurationError, CertificateError, OSError) as error:
             unfit.append(str(error))
 

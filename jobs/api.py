@@ -5,7 +5,6 @@ authenticate the caller, find the job and check that the caller may see it, chec
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Final
 from uuid import uuid4
@@ -16,11 +15,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from atoll.jobs.costs.estimates import estimate, kind_of
 from atoll.jobs.model import Job
 from atoll.jobs.permissions import AccessAnswer, JobOwnership, JobPermission, seen_scopes
 from atoll.jobs.queue_file import QueueFile
@@ -28,13 +25,14 @@ from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
-from jobs.accounts import learned, resume_within
+from jobs.accounts import resume_within
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster, parts_of
 from jobs.asking import OneJob, PageNumber, PageSize
 from jobs.audit import AuditEntry, action_of, entry_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
 from jobs.cluster_api import add_cluster_routes
+from jobs.creating import creation_of
 from jobs.errors import JobServiceError
 from jobs.exec_routes import add_exec_routes
 from jobs.pod_logs import NoPods
@@ -48,19 +46,17 @@ from jobs.problems import (
     response_of,
 )
 from jobs.queue_api import QUEUES, add_queue_routes
-from jobs.records import JobRecord
 from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
     AUTO,
     JobFilter,
     ask_to_cancel,
     ask_to_pause,
-    create_job,
     list_events,
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, accepted_job, check_critical, placed_job
+from jobs.submission import Submission, check_critical
 from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
 from jobs.webhook_routes import add_webhook_routes
@@ -135,23 +131,14 @@ async def submit(
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
     try:
-        accepted = accepted_job(submission, parts.settings, parts.rendering, cluster, now_seconds=now.timestamp())
-        new = await placed_job(accepted, parts, cluster)
+        creation = await creation_of(parts, submission, cluster, now)
     except ApiRefusal as refusal:
         if refusal.problem.status == 403:
             extra = {"detail": refusal.problem.detail}
             entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
             await parts.audit.note(entry)
         raise
-    needs = accepted.rendered.needs
-    kind = kind_of(new.job, needs)
-
-    def work(session: Session) -> tuple[JobRecord, bool]:
-        earlier = learned(session, new.cluster_id, kind)
-        priced = replace(new, estimate=estimate(new.job, needs, parts.prices, learned_seconds=earlier))
-        return create_job(session, priced, now, job_id=job_id)
-
-    record, is_new = await parts.database.write(work)
+    record, is_new = await parts.database.write(lambda session: creation(session, job_id))
     await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200

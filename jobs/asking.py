@@ -12,8 +12,9 @@ from uuid import UUID
 from fastapi import Depends, Query
 
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
+from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster
-from jobs.audit import entry_of
+from jobs.audit import AuditEntry, entry_of
 from jobs.errors import JobUnknown
 from jobs.problems import ApiRefusal, problem
 from jobs.records import JobRecord
@@ -59,3 +60,12 @@ async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller
 
 
 OneJob = Annotated[Asked, Depends(asked_for)]
+
+
+async def check_operator(caller: JobCaller, parts: ApiParts, action: str, cluster: str, **extra: str | bool) -> None:
+    """Record the decision about what only operators may do with a cluster. Raises ApiRefusal for everybody else."""
+    answer = AccessAnswer.ALLOWED if caller.is_operator else AccessAnswer.REFUSED
+    await parts.audit.note(AuditEntry(caller.name, action, answer, "", cluster, resource_type="cluster", extra=extra))
+    if not caller.is_operator:
+        detail = f"{caller.name} may not do this with cluster {shown(cluster)}: it needs the role operator"
+        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))

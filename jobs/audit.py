@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
 WAITING_MAX: Final = 1000
-READING: Final = frozenset({"job:view", "job:list", "job:metrics"})
+READING: Final = frozenset({"job:view", "job:list", "job:metrics", "pipeline:view"})
 NAMES: Final[Mapping[JobPermission, str]] = {JobPermission.LOGS: "job:logs_access"}
 
 

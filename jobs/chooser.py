@@ -9,13 +9,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final, Protocol
 
-from atoll.api import job_names
+from atoll.api import job_names, names
+from atoll.cluster.quantities import parse_amount
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
 from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import Rendered
+from atoll.jobs.words import Priority
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError, NotFound
@@ -24,7 +26,7 @@ from jobs.cluster_store import ClusterState, list_clusters, running_jobs
 from jobs.database import Database
 from jobs.links import ClusterLinks, told
 from jobs.queue_store import queue_file_of
-from jobs.records import JobRecord, RegisteredCluster
+from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
 from jobs.views import job_of
 
 ANSWER_SECONDS: Final = 10.0
@@ -99,7 +101,7 @@ class ClusterChooser:
         return replace(
             base,
             capacity=capacity_of(found),
-            quota=quota_of(QueueFile.model_validate(file.document), tenant) if file is not None else None,
+            quota=_quota(file, tenant, rendered),
             fit=await asyncio.to_thread(_fit, found, rendered, namespace, _ends(found, running, self._now())),
         )
 
@@ -110,6 +112,13 @@ async def looked_at(cluster: RegisteredCluster, source: SnapshotSource) -> tuple
         return await source.snapshot(cluster), ""
     except (KubeError, OSError, ExceptionGroup) as error:  # a TimeoutError is an OSError
         return None, told(error)
+
+
+def _quota(file: QueueFileRecord | None, tenant: str, rendered: Rendered) -> int | None:
+    if file is None:
+        return None
+    critical = rendered.needs.priority is Priority.CRITICAL
+    return quota_of(QueueFile.model_validate(file.document), tenant, critical=critical)
 
 
 def _fit(found: ClusterSnapshot, rendered: Rendered, namespace: str, ends: Sequence[ExpectedEnd]) -> JobFit:
@@ -142,16 +151,17 @@ def wish_of(job: Job, rendered: Rendered, tenant: str) -> ClusterWish:
     )
 
 
-def quota_of(file: QueueFile, tenant: str) -> int | None:
-    """Return the most GPUs that a tenant's first queue may use at a time; None without a limit."""
+def quota_of(file: QueueFile, tenant: str, *, critical: bool) -> int | None:
+    """Return the most GPUs that a tenant's queue may use at a time; None without a limit, or without a queue."""
     known = file.tenant(tenant)
     if known is None:
         return None
-    queue = known.queue_for(critical=False)
-    amounts = [quota.quota["gpu"] for quota in queue.flavors if "gpu" in quota.quota]
-    if queue.cohort is not None and any(one.borrow is None for one in amounts):
+    queue = known.queue_for(critical=critical)
+    found = [quota.resources().get(names.GPU_RESOURCE) for quota in queue.flavors]
+    amounts = [one for one in found if one is not None]
+    if queue.cohort is not None and not queue.critical and any(one.borrow is None for one in amounts):
         return None
-    return sum(int(one.nominal) + int(one.borrow or 0) for one in amounts)
+    return sum(parse_amount("gpu", one.nominal) + parse_amount("gpu", one.borrow or "0") for one in amounts)
 
 
 def _ends(found: ClusterSnapshot, running: Sequence[JobRecord], now: datetime) -> list[ExpectedEnd]:

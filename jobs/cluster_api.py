@@ -7,7 +7,6 @@ import re
 from datetime import datetime
 from typing import Annotated, Final
 
-import structlog
 from fastapi import FastAPI, Query
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
@@ -17,6 +16,7 @@ from atoll.jobs.queue_changes import plan_queues
 from atoll.kube.errors import KubeError
 from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
+from jobs.asking import check_operator
 from jobs.cluster_store import (
     ClusterTerms,
     activate_cluster,
@@ -33,8 +33,6 @@ from jobs.queue_cluster import QueueCluster
 from jobs.queue_store import forget_queue_file
 from jobs.records import RegisteredCluster
 from jobs.store import AUTO
-
-log = structlog.get_logger(__name__)
 
 CLUSTERS: Final = "/api/clusters"
 CLUSTER: Final = CLUSTERS + "/{cluster}"
@@ -133,7 +131,7 @@ async def show(cluster: Cluster, parts: Parts, caller: Caller) -> ClusterView:
 
 async def register(cluster: Cluster, asked: ClusterRequest, parts: Parts, caller: Caller) -> ClusterView:
     """Register a cluster, or change what is known about it."""
-    _check_operator(caller, "register clusters")
+    await check_operator(caller, parts, "cluster:register", cluster, kubeconfig=asked.kubeconfig)
     if not NAME.fullmatch(cluster) or cluster == AUTO:
         limit = f"must be lower-case letters, digits and dashes, and not {AUTO}"
         raise mistaken("cluster", cluster, limit, "choose another name")
@@ -157,25 +155,22 @@ async def register(cluster: Cluster, asked: ClusterRequest, parts: Parts, caller
     record = await parts.database.write(
         lambda session: register_cluster(session, cluster, terms, now=now, actor=caller.name)
     )
-    log.info("Registered a cluster", cluster=cluster, user=caller.name)
     return await _view(record, parts, caller)
 
 
 async def drain(cluster: Cluster, parts: Parts, caller: Caller) -> ClusterView:
     """Let a cluster take no new jobs. Services, trainings and waiting jobs move to others; batches that run may end."""
-    _check_operator(caller, "drain clusters")
+    await check_operator(caller, parts, "cluster:drain", cluster)
     now = parts.now()
     record = await parts.database.write(lambda session: drain_cluster(session, cluster, now=now, actor=caller.name))
-    log.info("Draining a cluster", cluster=cluster, user=caller.name)
     return await _view(record, parts, caller)
 
 
 async def activate(cluster: Cluster, parts: Parts, caller: Caller) -> ClusterView:
     """Undo the draining: the cluster takes jobs again."""
-    _check_operator(caller, "activate clusters")
+    await check_operator(caller, parts, "cluster:activate", cluster)
     now = parts.now()
     record = await parts.database.write(lambda session: activate_cluster(session, cluster, now=now, actor=caller.name))
-    log.info("Activated a cluster", cluster=cluster, user=caller.name)
     return await _view(record, parts, caller)
 
 
@@ -186,7 +181,7 @@ async def remove(
     force: Annotated[bool, Query(description="also with active jobs, which fail")] = False,  # noqa: FBT002
 ) -> ClusterRemovalView:
     """Forget a drained cluster and remove its queues; with force also one that has jobs, which fail."""
-    _check_operator(caller, "remove clusters")
+    await check_operator(caller, parts, "cluster:remove", cluster, force=force)
     if cluster == parts.settings.cluster:
         detail = f"{cluster} is the service's own cluster, which cannot be removed; drain it, if it shall take no jobs"
         raise ApiRefusal(problem(409, "cluster-busy", "The own cluster", detail))
@@ -196,7 +191,6 @@ async def remove(
     failed = await parts.database.write(
         lambda session: remove_cluster(session, cluster, force=force, now=now, actor=caller.name)
     )
-    log.info("Removed a cluster", cluster=cluster, user=caller.name, force=force, failed=failed)
     return ClusterRemovalView(name=cluster, jobs_failed=failed)
 
 
@@ -217,13 +211,6 @@ async def _remove_queues(cluster: str, parts: ApiParts) -> None:
     except KubeError as error:
         detail = f"cannot remove the queues of cluster {cluster}: {error}; try again, or force the removal"
         raise ApiRefusal(problem(503, "unavailable", "The cluster does not answer", detail)) from error
-
-
-def _check_operator(caller: JobCaller, what: str) -> None:
-    log.info("Decided", action=what, user=caller.name, answer=caller.is_operator)
-    if not caller.is_operator:
-        detail = f"{caller.name} may not {what}: this needs the role operator"
-        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
 
 
 def _sees(caller: JobCaller, cluster: RegisteredCluster) -> bool:

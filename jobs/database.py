@@ -6,6 +6,7 @@ thread, because the drivers block. Separate from the queries, so that a test can
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,7 +22,6 @@ from sqlalchemy.orm import Session
 
 from jobs.errors import DatabaseUnfit
 
-MIGRATIONS: Final = Path(__file__).parent / "migrations"
 WRITES: Final = "atoll_writes"
 MIGRATION_LOCK: Final = 0x61746F6C6C  # any number that replicas share
 DIALECTS: Final = ("sqlite", "postgresql")
@@ -53,6 +53,17 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+
+
+@dataclass(frozen=True, slots=True)
+class Migrations:
+    """A folder of migrations, and the table that holds the revision that they have reached."""
+
+    folder: Path
+    version_table: str = "alembic_version"
+
+
+JOB_TABLES: Final = Migrations(Path(__file__).parent / "migrations")
 
 
 def opened(url: str) -> Database:
@@ -91,7 +102,7 @@ def address_of(url: str) -> URL:
     return address
 
 
-def migrate(url: str, *, revision: str = "head") -> None:
+def migrate(url: str, *, revision: str = "head", migrations: Migrations = JOB_TABLES) -> None:
     """Migrate the tables to a revision, up or down. Raises DatabaseUnfit, with nothing changed."""
     address = address_of(url)
     engine = engine_of(url, keys_hold=False)
@@ -99,17 +110,18 @@ def migrate(url: str, *, revision: str = "head") -> None:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":  # one replica migrates, the others wait
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            _move(connection, revision)
+            _move(connection, revision, migrations)
     except (SQLAlchemyError, CommandError, OSError) as error:
         raise DatabaseUnfit(f"cannot use {address.render_as_string()}: {_first_line(error)}") from error
     finally:
         engine.dispose()
 
 
-def _move(connection: Connection, revision: str) -> None:
-    config = _config(connection)
+def _move(connection: Connection, revision: str, migrations: Migrations) -> None:
+    config = _config(connection, migrations.folder)
     newest_first = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
-    current = MigrationContext.configure(connection).get_current_revision()
+    options = {"version_table": migrations.version_table}
+    current = MigrationContext.configure(connection, opts=options).get_current_revision()
     if current is not None and current not in newest_first:
         raise DatabaseUnfit(
             f"the database has tables of revision {current}, which this Atoll does not know: run the newer one, or "
@@ -120,9 +132,9 @@ def _move(connection: Connection, revision: str) -> None:
     (command.downgrade if is_down else command.upgrade)(config, revision)
 
 
-def _config(connection: Connection) -> Config:
+def _config(connection: Connection, folder: Path) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config

@@ -79,10 +79,9 @@ def invalid(faults: Problems, *, what: str = "job") -> ApiRefusal:
 
 
 def fault_of(mistake: AttributeProblem) -> FieldFault:
-    """Return an attribute problem as a FieldFault."""
-    return FieldFault(
-        field=mistake.attribute, value=mistake.value, limit=mistake.limit, hint=mistake.hint, line=mistake.line
-    )
+    """Return an attribute problem as a FieldFault; a field of a pipeline's step has the step before it."""
+    field = ".".join(part for part in (mistake.step, mistake.attribute) if part)
+    return FieldFault(field=field, value=mistake.value, limit=mistake.limit, hint=mistake.hint, line=mistake.line)
 
 
 def mistaken(field: str, value: object, limit: str, hint: str) -> ApiRefusal:

@@ -6,7 +6,6 @@ tenant is answered as if it did not exist.
 
 from typing import Annotated, Final
 
-import structlog
 from fastapi import FastAPI, Path, Query, Request
 
 from atoll.jobs.permissions import JobCaller, seen_scopes
@@ -14,6 +13,7 @@ from atoll.jobs.queue_file import QueueFile, as_stored, parse_queue_file
 from atoll.kube.errors import KubeError
 from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_cluster
+from jobs.asking import check_operator
 from jobs.problems import ApiRefusal, documented, invalid, not_found, problem
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import planned
@@ -28,8 +28,6 @@ from jobs.queue_views import (
     trouble_of,
 )
 from jobs.records import QueueFileRecord, RegisteredCluster
-
-log = structlog.get_logger(__name__)
 
 QUEUES: Final = "/api/clusters/{cluster}/queues"
 PAGE_SIZE_MAX: Final = 1000
@@ -51,10 +49,7 @@ async def apply_file(
 ) -> QueueChangesView:
     """Store the file of queues, as YAML or JSON; the leader makes the cluster agree with it within seconds."""
     known = await check_cluster(cluster, parts)
-    log.info("Decided", action="apply queues", user=caller.name, answer=caller.is_operator)
-    if not caller.is_operator:
-        detail = f"{caller.name} may not apply queues: this needs the role operator"
-        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
+    await check_operator(caller, parts, "queues:apply", cluster, dry_run=dry_run)
     file = parse_queue_file(await request.body(), namespace=parts.settings.namespace)
     if not isinstance(file, QueueFile):
         raise invalid(file, what="queues")

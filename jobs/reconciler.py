@@ -22,10 +22,12 @@ from atoll.jobs.errors import JobMistake
 from atoll.jobs.facts import JobObservation, JobPhase, observe
 from atoll.jobs.model import Job
 from atoll.jobs.planning import JobHistory, PlannedStep, plan_steps
+from atoll.jobs.queue_file import QueueFile
+from atoll.jobs.rendering import render
 from atoll.jobs.retries import Due, TimeOver, bounded, start_of, time_left
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
-from atoll.jobs.words import JobType
+from atoll.jobs.words import JobType, Priority
 from atoll.kube.clock import Clock
 from atoll.kube.errors import Forbidden, Invalid, NotFound
 from atoll.ml.escalation import Escalation, escalation_of
@@ -34,6 +36,7 @@ from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged
 from jobs.objects import WORKLOADS, objects_of
+from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
 from jobs.store import change_job, get_job, queued_since, take_step
 from jobs.views import job_of
@@ -322,7 +325,8 @@ class JobReconciler:
             return SOON_SECONDS
         kept = f"; its volume of checkpoints stays in {self._cluster.name}" if found else ""
         told = f"moved from {self._cluster.name}, which is draining, to {sheet.chosen}{kept}"
-        changes = {"cluster_id": sheet.chosen, "choice": sheet.plain()}
+        queue = await self._queue_in(sheet.chosen, record, job, now)
+        changes = {"cluster_id": sheet.chosen, "choice": sheet.plain(), "queue_name": queue}
         try:
             await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
         except IntegrityError:
@@ -330,6 +334,15 @@ class JobReconciler:
             return MOVE_SECONDS
         mover.moved(record.id)
         return 0.0
+
+    async def _queue_in(self, cluster: str, record: JobRecord, job: Job, now: datetime) -> str | None:
+        """Return the queue of a job in another cluster, if that has a file of queues and the job names none."""
+        file = await self._database.read(lambda session: queue_file_of(session, cluster))
+        if file is None or record.document.get("policy", {}).get("queue_name") is not None:
+            return None
+        tenant = QueueFile.model_validate(file.document).tenant(record.tenant_id)
+        needs = render(job, self._rendering, now_seconds=now.timestamp()).needs
+        return tenant.queue_for(critical=needs.priority is Priority.CRITICAL).name if tenant is not None else None
 
     async def _say(self, record: JobRecord, message: str, now: datetime) -> None:
         """Record why a job waits."""

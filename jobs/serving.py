@@ -6,11 +6,12 @@ One replica leads; all of them answer requests.
 import secrets
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
+from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
 from atoll.api import names
@@ -55,6 +56,22 @@ log = structlog.get_logger(__name__)
 LEASE: Final = "atoll-jobs"
 
 
+class JobServiceExtension(Protocol):
+    """Another part of this process, with routes of its own and work that only the leader does."""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add routes to the API."""
+        ...
+
+    async def lead(self) -> None:
+        """Work until cancelled, while this process leads."""
+        ...
+
+
+ExtensionOf = Callable[[ApiParts, SystemClock], JobServiceExtension]
+"""Makes an extension once the database is migrated."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Files:
     """What the files of the settings say."""
@@ -75,7 +92,7 @@ class _Running:
     leader: LeaderElector
 
 
-async def serve_jobs(settings: JobServiceSettings) -> None:
+async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[ExtensionOf] = ()) -> None:
     """Run until cancelled. Raises SettingsError, DatabaseUnfit, ConfigurationError, CertificateError before it
     listens, and an ExceptionGroup if a part of the process fails."""
     clock, metrics = SystemClock(), Metrics("jobs")
@@ -118,8 +135,9 @@ async def serve_jobs(settings: JobServiceSettings) -> None:
                 now=clock.now,
                 wake=service.fleet.wake,
             )
+            others = [one(parts, clock) for one in extensions]
             try:
-                await _run(settings, parts, service, sender, metrics, context)
+                await _run(settings, parts, service, others, sender, metrics, context)
             finally:
                 await links.close()
     finally:
@@ -172,6 +190,7 @@ async def _run(
     settings: JobServiceSettings,
     parts: ApiParts,
     service: _Running,
+    extensions: Sequence[JobServiceExtension],
     sender: WebhookSender,
     metrics: Metrics,
     context: ssl.SSLContext | None,
@@ -179,19 +198,25 @@ async def _run(
     health = application()
     checks = {"resync": lambda: service.fleet.home_trouble() if service.leader.is_leader else None}
     add_health(health, ready=checks, metrics=metrics)
-    async with serving(build_api(parts), settings.host, settings.port, context) as port:
+    app = build_api(parts)
+    for one in extensions:
+        one.add_routes(app)
+    async with serving(app, settings.host, settings.port, context) as port:
         scheme = "http" if context is None else "https"
         log.info("Serving", url=f"{scheme}://{in_url(settings.host)}:{port}", cluster=settings.cluster)
         await supervise(
             health=serve(health, settings.health_host, settings.health_port),
             mirror=service.mirror.run(),
             audit=parts.audit.run(),
-            lead=_lead_term_by_term(service, sender),
+            lead=_lead_term_by_term(service, extensions, sender),
         )
 
 
-async def _lead_term_by_term(service: _Running, sender: WebhookSender) -> None:
-    """Reconcile jobs and queues, and record GPU time, while this process leads; wait again after leadership is lost."""
+async def _lead_term_by_term(
+    service: _Running, extensions: Sequence[JobServiceExtension], sender: WebhookSender
+) -> None:
+    """Reconcile jobs and queues, record GPU time, and do the extensions' work, while this process leads; wait again
+    after leadership is lost."""
     while True:
         try:
             await service.leader.lead(
@@ -199,6 +224,7 @@ async def _lead_term_by_term(service: _Running, sender: WebhookSender) -> None:
                     clusters=service.fleet.run(),
                     accounting=service.accounting.run(),
                     webhooks=sender.run(),
+                    **{type(one).__name__: one.lead() for one in extensions},
                 )
             )
         except LeadershipLost as error:

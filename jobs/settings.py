@@ -83,6 +83,12 @@ class JobServiceSettings(Settings):
     """How often every active job is reconciled without a change."""
     workers: Annotated[int, Field(ge=1, le=64)] = 4
     """Jobs that are reconciled at a time."""
+    runners: Path | None = None
+    """YAML file that says what runs each type of envelope: a job without name by type, for workflows as pipelines."""
+    secrets: Path | None = None
+    """Folder with secrets for steps of pipelines, as TENANT/NAME; steps name them in secret_headers."""
+    outgoing_hosts: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+    """Hosts with private addresses that steps of pipelines may call; others must be public."""
     log_level: str = "info"
     """debug, info, warning or error."""
 

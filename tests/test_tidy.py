@@ -17,6 +17,7 @@ PACKAGES = (
     "agent",
     "controllers",
     "jobs",
+    "pipelines",
     "atollctl",
     "devcluster",
     "worker",

@@ -1,11 +1,12 @@
-"""Library for a training's container: preemption notice, and checkpoints that survive a preemption.
+"""Library for a training's container: preemption notice, checkpoints that survive a preemption, checksums of models.
 
 `file://` needs only Python; `s3://`, `gs://` and `az://` need `fsspec` and `obstore`. torch is optional: if installed,
 it saves state dicts. The library does not use Kubernetes' API.
 """
 
 from worker.checkpoints import Checkpoints, Restored, State
-from worker.errors import CheckpointError, CorruptCheckpoint, Fenced, PlaceRefused, StoreUnfit
+from worker.errors import CheckpointError, CorruptCheckpoint, Fenced, ModelMismatch, PlaceRefused, StoreUnfit
+from worker.models import verify_model
 from worker.preemption import EXIT_PREEMPTED, Preemption
 from worker.records import Part, Record, Version
 from worker.settings import CheckpointSettings
@@ -18,6 +19,7 @@ __all__ = [
     "Checkpoints",
     "CorruptCheckpoint",
     "Fenced",
+    "ModelMismatch",
     "Part",
     "PlaceRefused",
     "Preemption",
@@ -28,4 +30,5 @@ __all__ = [
     "Version",
     "parts_of",
     "states_of",
+    "verify_model",
 ]

@@ -1,10 +1,12 @@
-"""Errors of checkpoints.
+"""Errors of checkpoints and models.
 
 CheckpointError
 ├── PlaceRefused       the URI is invalid, or outside the allowed prefixes
 ├── StoreUnfit         the store lets two writers create one object; checkpoints would not be safe there
 ├── Fenced             a newer attempt of this job has begun; this process must save no more and end
 └── CorruptCheckpoint  the data differ from what was committed; restore takes the one before
+
+ModelMismatch          a model's file is not the one that the job wants
 
 Errors of the network and the disk pass through unchanged: treating them as a missing checkpoint would lose work.
 """
@@ -28,3 +30,7 @@ class Fenced(CheckpointError):
 
 class CorruptCheckpoint(CheckpointError):
     """A record or a part differs from what was committed."""
+
+
+class ModelMismatch(Exception):
+    """A model's file differs from the checksum that the job gives."""

@@ -22,6 +22,7 @@ from jobs.accounts import observe_gpus
 from jobs.database import opened
 from jobs.listener import serving
 from jobs.store import take_step
+from tests.jobs.test_queue_file import EXAMPLE as QUEUES
 from tests.jobservice.made import after
 from tests.jobservice.service import JobService
 
@@ -268,3 +269,62 @@ def test_files_and_tokens_that_cannot_be_read_are_told(shell: Shell) -> None:
     """Whatever is missing is named."""
     assert "cannot read the job" in shell.run("submit", "-f", "/nowhere", status=2)
     assert "holds no token" in shell.run("list", by=" ", status=2)
+
+
+def test_queues_are_applied_listed_and_shown(shell: Shell) -> None:
+    """Each change is a line; a list sums GPUs by queue, and each quota is shown with what is used."""
+    queue = ("queue",)
+    dry = shell.run("apply", "-f", str(QUEUES), "--dry-run", tool=queue, by="ops")
+    done = shell.run("apply", "-f", str(QUEUES), tool=queue, by="ops")
+    lines = shell.run("list", tool=queue, by="ops").splitlines()
+    shown = shell.run("show", "tenant-globex-queue", tool=queue, by="ops")
+    bad = shell.folder / "bad.yaml"
+    bad.write_text(QUEUES.read_text().replace("flavor: gpu-t4", "flavor: gpu-t5"))
+
+    assert "ClusterQueue acme-small: is created (dry run)" in dry
+    assert "ClusterQueue acme-small: is created\n" in done
+    assert lines[0].split()[:4] == ["NAME", "TENANT", "COHORT", "PENDING"]
+    assert [line.split()[0] for line in lines[1:4]] == ["tenant-acme-queue", "acme-small", "acme-slices"]
+    assert re.search(
+        r"^tenant-globex-queue +globex +production +0 +0 +0/212 +0 +unknown", "\n".join(lines), re.MULTILINE
+    )
+    assert re.search(r"^gpu-a100-80gb +gpu.scheduling/gpu +64 +0 +0 +32", shown, re.MULTILINE)
+    assert "is no flavor of this file" in shell.run("apply", "-f", str(bad), tool=queue, by="ops", status=1)
+    assert "needs the role operator" in shell.run("apply", "-f", str(QUEUES), tool=queue, by="ann", status=1)
+
+
+def test_clusters_are_registered_listed_and_drained(shell: Shell) -> None:
+    """A cluster's terms and health are lines; whatever the service refuses is a sentence."""
+    tool = ("cluster",)
+    terms = ("--file", "east", "--region", "eu-west-1", "--price", "nvidia-h100=2.5", "--latency-ms", "20")
+    done = shell.run("register", "east", *terms, tool=tool, by="ops")
+    listed = shell.run("list", tool=tool, by="ops")
+    shown = shell.run("show", "east", tool=tool, by="ops")
+    busy = shell.run("remove", "east", tool=tool, by="ops", status=1)
+    drained = [shell.run("drain", "east", *more, tool=tool, by="ops") for more in ((), ("--undo",), ())]
+    removed = shell.run("remove", "east", "--force", tool=tool, by="ops")
+
+    assert (done, removed) == ("cluster/east registered\n", "cluster/east removed\n")
+    assert re.search(r"^east +active +unknown +eu-west-1 ", listed, re.MULTILINE)
+    assert "Prices:     nvidia-h100 2.5 USD/h\n" in shown
+    assert "drain it first" in busy
+    assert drained[1] == "cluster/east takes jobs again\n"
+    assert "write GPUTYPE=USD" in CliRunner().invoke(app, ["cluster", "register", "x", "--price", "h100"]).output
+
+
+def test_a_chosen_cluster_comes_with_its_score_sheet(shell: Shell) -> None:
+    """`show` prints a row for each cluster, the chosen one with a star, and says why not the others."""
+    shell.run("register", "far", "--file", "far", "--tenant", "other", tool=("cluster",), by="ops")
+    shell.submit("chosen", by="ann")
+    job_file = shell.folder / "auto.yaml"
+    job_file.write_text(JOB.format("auto"))
+    shell.run("submit", "-f", str(job_file), "--cluster", "auto")
+    shown = shell.run("show", "auto", "--cluster", "auto")
+    shell.run("remove", "far", "--force", tool=("cluster",), by="ops")
+
+    assert re.search(
+        r"^CLUSTER +SCORE +COST x0.4 +AVAILABILITY x0.3 +LATENCY x0.2 +LOAD x0.1 +FITS", shown, re.MULTILINE
+    )
+    assert re.search(r"^local\* +1.000 +1.00 +1.00 +1.00 +1.00 +now", shown, re.MULTILINE)
+    assert re.search(r"^far .*does not serve tenant acme", shown, re.MULTILINE)
+    assert "CLUSTER  SCORE" not in shell.run("show", "chosen")

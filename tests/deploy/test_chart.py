@@ -328,20 +328,26 @@ def test_openshift_chooses_users_and_lets_the_agent_see_the_machine() -> None:
     assert not any(context.keys() & {"runAsUser", "runAsGroup"} for context in contexts.values())
     assert all(context["runAsNonRoot"] for context in contexts.values())
     assert contexts["atoll-agent"]["seLinuxOptions"] == {"type": "spc_t"}
-    assert allowed["users"] == [f"system:serviceaccount:atoll-system:{agent['serviceAccountName']}"]
+    namespace = next(key[1] for key in objects if key[0] == "DaemonSet")
+    assert allowed["users"] == [f"system:serviceaccount:{namespace}:{agent['serviceAccountName']}"]
     assert allowed["allowHostPID"] == agent["hostPID"]
     assert {next(key for key in volume if key != "name") for volume in agent["volumes"]} <= set(allowed["volumes"])
     assert not any(allowed[name] for name in ("allowPrivilegedContainer", "allowHostNetwork", "allowedCapabilities"))
 
 
-def test_gke_lets_critical_pods_into_the_namespace() -> None:
-    """One quota names every priority class of the parts, and has room for them."""
+def test_gke_lets_critical_pods_into_the_namespaces() -> None:
+    """A quota in each namespace names the priority classes of the parts there, and has room for them."""
     objects = rendered(*values_file("values-gke.yaml"))
-    quota = objects[("ResourceQuota", "atoll-system", "atoll-critical-pods")]["spec"]
-    (scope,) = quota["scopeSelector"]["matchExpressions"]
+    asked = {
+        (namespace, body["spec"]["template"]["spec"]["priorityClassName"])
+        for (kind, namespace, _), body in objects.items()
+        if kind in {"Deployment", "DaemonSet"}
+    }
+    quotas = {key[1]: body["spec"] for key, body in objects.items() if key[0] == "ResourceQuota"}
 
-    assert {spec["priorityClassName"] for spec in pods(objects).values()} == set(scope["values"])
-    assert int(quota["hard"]["pods"]) > 5000
+    allowed = {name: quota["scopeSelector"]["matchExpressions"][0]["values"] for name, quota in quotas.items()}
+    assert asked == {(name, value) for name, values in allowed.items() for value in values}
+    assert all(int(quota["hard"]["pods"]) > 5000 for quota in quotas.values())
     assert [key for key in rendered() if key[0] == "ResourceQuota"] == []
 
 

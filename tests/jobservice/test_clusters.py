@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
 from atoll.jobs.fitting import capacity_of
 from atoll.jobs.model import Job
+from atoll.jobs.queue_file import as_stored
 from atoll.jobs.states import JobState
 from atoll.kube.errors import Unanswered
+from jobs.chooser import quota_of
 from jobs.cluster_store import (
     ClusterTerms,
     activate_cluster,
@@ -23,9 +25,11 @@ from jobs.cluster_store import (
 )
 from jobs.database import Database, engine_of, opened
 from jobs.errors import ClusterBusy
+from jobs.queue_store import store_queue_file
 from jobs.records import JobRecord
 from jobs.store import NewJob, create_job, get_job, list_events
 from tests.explain.situations import holder, situation
+from tests.jobs.test_queue_file import EXAMPLE, parsed
 from tests.jobservice.made import NOW, new_job
 from tests.jobservice.service import JobService
 from tests.jobservice.world import Faults, JobWorld, ServiceKilled, ServiceProcess
@@ -82,7 +86,12 @@ async def test_an_operator_registers_and_tenants_see_what_serves_them(service: J
     hidden = await service.call("GET", f"{CLUSTERS}/theirs")
     shown = (await service.call("GET", f"{CLUSTERS}/east", by="ops")).json()
 
+    told = (await service.call("GET", f"{CLUSTERS}/local/audit", by="ops")).json()["items"]
+    decided = [(one["user"], one["answer"]) for one in told if one["action"] == "cluster:register"]
+
     assert refused.status_code == 403
+    assert ("amy", "refused") in decided
+    assert decided.count(("ops", "allowed")) == 3
     assert [one["name"] for one in seen["ops"]["items"]] == ["east", "local", "theirs"]
     assert [(one["name"], one["kubeconfig"]) for one in seen["ann"]["items"]] == [("east", None), ("local", None)]
     assert hidden.status_code == 404
@@ -202,6 +211,21 @@ async def test_removal_needs_a_drained_cluster_or_force(service: JobService) -> 
     assert (await service.call("GET", f"{CLUSTERS}/east", by="ops")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("tenant", "critical", "quota"),
+    [
+        ("globex", False, 16 + 64 + 32 + 100 + 32 + 16 + 50),
+        ("globex", True, 8),
+        ("acme", False, None),
+        ("new", False, None),
+    ],
+    ids=["nominal and borrowed", "critical borrows nothing", "borrows without limit", "no tenant of the file"],
+)
+def test_the_most_that_a_quota_allows(tenant: str, critical: bool, quota: int | None) -> None:
+    """MC-1: what a tenant's queue may use at a time, with what it may borrow."""
+    assert quota_of(parsed(EXAMPLE.read_text()), tenant, critical=critical) == quota
+
+
 # Draining
 
 
@@ -277,6 +301,8 @@ def two(tmp_path: Path) -> TwoClusters:
 
 async def test_a_training_moves_with_a_new_try(two: TwoClusters) -> None:
     """EDGE-1: its pods end first, by their grace period; then it is another cluster's, and nothing of it is left."""
+    file = as_stored(parsed(EXAMPLE.read_text()))
+    await two.database.write(lambda session: store_queue_file(session, "east", file, now=NOW, actor="ops"))
     job_id = await two.submit(job_type="training")
     two.home.ends = two.east.ends = False
     running = await two.look(job_id)
@@ -290,6 +316,7 @@ async def test_a_training_moves_with_a_new_try(two: TwoClusters) -> None:
     assert (await two.events(job_id))[-4:] == ["move", "submit", "admit", "run"]
     assert two.mover.told == [job_id]
     assert moved.choice is not None
+    assert (running.queue_name, moved.queue_name) == (None, "tenant-acme-queue")
 
 
 async def test_draining_is_undone_unless_a_job_is_on_its_way_out(two: TwoClusters) -> None:

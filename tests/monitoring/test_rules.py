@@ -10,7 +10,6 @@ import pytest
 import yaml
 from prometheus_client import Metric
 
-from atoll.api import names
 from devcluster.build import report_to_stderr
 from devcluster.paths import cache_root
 from devcluster.system_programs import find_prometheus
@@ -128,6 +127,6 @@ def test_monitors_choose_the_parts_and_name_them() -> None:
     for owner in deployed:
         template = owner["spec"]["template"]
         assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-        assert owner["metadata"]["namespace"] == names.SYSTEM_NAMESPACE
+        assert owner["metadata"]["namespace"] in monitor["namespaceSelector"]["matchNames"]
         ports = [port["name"] for container in template["spec"]["containers"] for port in container.get("ports", ())]
         assert ports.count(endpoint["port"]) == 1

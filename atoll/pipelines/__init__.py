@@ -1,0 +1,1 @@
+"""Pipelines, without I/O: the document, its checks, expressions, and the decision what happens next in a run."""

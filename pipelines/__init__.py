@@ -1,0 +1,1 @@
+"""Pipelines of the job service: records, durable runs, triggers and routes."""

@@ -1,0 +1,1 @@
+"""Schema migrations of pipelines, in order; `pipelines.records.migrate_pipelines` runs them with alembic."""

@@ -1,0 +1,1 @@
+"""Schema migrations, in order; `jobs.database.migrate` runs them with alembic."""

@@ -1,0 +1,162 @@
+"""Calls to other services for api_call and notification steps.
+
+Only public addresses are reached, checked for the address that is connected to; hosts of the cluster must be allowed
+by name. Redirects are not followed. Secrets are read when a call is made, and are cut out of what comes back.
+"""
+
+import ipaddress
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+from yarl import URL
+
+BODY_BYTES_MAX: Final = 64 * 1024
+SECRET_BYTES_MAX: Final = 64 * 1024
+SECRET_LENGTH_MIN: Final = 8
+"""Shorter secrets are refused: cutting them out would garble every text."""
+HIDDEN: Final = "***"
+EMBEDDING: Final = tuple(
+    ipaddress.ip_network(one) for one in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
+)
+"""Networks of IPv6 whose addresses carry an address of IPv4, which could be private."""
+
+
+class CallRefused(Exception):
+    """The call is not made: no retry would help."""
+
+
+class CallFailed(Exception):
+    """The call was made, or tried, and failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingCall:
+    """One request. `secret_headers`: names of headers, with the names of the tenant's secrets."""
+
+    method: str
+    url: str
+    tenant: str
+    headers: Mapping[str, str]
+    secret_headers: Mapping[str, str]
+    body: Any
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address belongs to the internet and not to this machine, cluster or network."""
+    try:
+        one = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(one, ipaddress.IPv6Address):
+        if one.ipv4_mapped is not None:
+            return is_public(str(one.ipv4_mapped))
+        if any(one in network for network in EMBEDDING):
+            return False
+    return one.is_global and not one.is_multicast
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names to public addresses alone, except those of allowed hosts."""
+
+    def __init__(self, allowed: frozenset[str]) -> None:
+        self._allowed = allowed
+        self._inner = ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host. Raises OSError if one may not be reached."""
+        found = await self._inner.resolve(host, port, family)
+        if host not in self._allowed and not all(is_public(one["host"]) for one in found):
+            raise OSError(f"{host} is not a public host, and outgoing_hosts does not name it")
+        return found
+
+    async def close(self) -> None:
+        """Close the resolver."""
+        await self._inner.close()
+
+
+class OutgoingClient:
+    """Makes calls. `allowed`: hosts that may have private addresses; `secrets`: folder with a folder per tenant."""
+
+    def __init__(self, *, allowed: Iterable[str] = (), secrets: Path | None = None) -> None:
+        self._allowed = frozenset(allowed)
+        self._secrets = secrets
+
+    async def call(self, asked: OutgoingCall) -> dict[str, Any]:
+        """Return status_code and body. Raises CallRefused, CallFailed."""
+        url = self._checked(asked.url)
+        if asked.secret_headers and url.scheme != "https" and url.host not in self._allowed:
+            raise CallRefused(f"secrets are sent by https alone, and the URL begins with {url.scheme}")
+        secrets = {name: self._secret(asked.tenant, secret) for name, secret in asked.secret_headers.items()}
+        connector = aiohttp.TCPConnector(resolver=GuardedResolver(self._allowed), use_dns_cache=False)
+        jar = aiohttp.DummyCookieJar()
+        body = {} if asked.body is None else {"json": asked.body}
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, cookie_jar=jar) as session,
+                session.request(
+                    asked.method, url, headers={**asked.headers, **secrets}, allow_redirects=False, **body
+                ) as answer,
+            ):
+                data = await answer.content.read(BODY_BYTES_MAX + 1)
+                while len(data) <= BODY_BYTES_MAX and (more := await answer.content.read(BODY_BYTES_MAX)):
+                    data += more
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise CallFailed(f"{asked.method} {url.origin()}: {without(str(error), secrets.values())}") from error
+        if len(data) > BODY_BYTES_MAX:
+            raise CallFailed(f"{asked.method} {url.origin()}: the answer is larger than {BODY_BYTES_MAX} bytes")
+        return {"status_code": answer.status, "body": without(_decoded(data), secrets.values())}
+
+    def _checked(self, text: str) -> URL:
+        """Return the URL if it may be called. Names are checked when they are resolved."""
+        try:
+            url = URL(text)
+            host = url.host
+        except ValueError:
+            raise CallRefused("the URL cannot be read") from None
+        if url.scheme not in ("http", "https") or not host or url.user is not None or url.password is not None:
+            raise CallRefused("the URL must be https://HOST/... or http://HOST/..., without a user")
+        is_literal = ":" in host or host.replace(".", "").isdigit()
+        if is_literal and host not in self._allowed and not is_public(host):
+            raise CallRefused(f"{host} is not a public address, and outgoing_hosts does not name it")
+        return url
+
+    def _secret(self, tenant: str, name: str) -> str:
+        if self._secrets is None:
+            raise CallRefused(f"secret {name}: this service has no secrets; set --secrets")
+        try:
+            with (self._secrets / tenant / name).open("rb") as stream:
+                value = stream.read(SECRET_BYTES_MAX).decode().strip()
+        except (OSError, UnicodeDecodeError):
+            raise CallRefused(f"secret {name}: tenant {tenant} has no such secret") from None
+        if len(value) < SECRET_LENGTH_MIN or not value.isprintable():
+            raise CallRefused(f"secret {name} must have {SECRET_LENGTH_MIN} printable characters or more")
+        return value
+
+
+def without(value: Any, secrets: Iterable[str]) -> Any:  # noqa: ANN401 - a value of JSON's types
+    """Return a value without secrets."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, HIDDEN)
+        return value
+    if isinstance(value, list):
+        return [without(one, secrets) for one in value]
+    if isinstance(value, dict):
+        return {without(key, secrets): without(one, secrets) for key, one in value.items()}
+    return value
+
+
+def _decoded(data: bytes) -> Any:  # noqa: ANN401 - a value of JSON's types
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return data.decode(errors="replace")

@@ -1,0 +1,118 @@
+"""The tables of pipelines, in the job service's database; their migrations are in pipelines.migrations."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import JSON, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from jobs.database import Migrations, migrate
+from jobs.records import NAMING, UtcTime
+
+PIPELINE_TABLES: Final = Migrations(Path(__file__).parent / "migrations", "pipelines_version")
+
+
+def migrate_pipelines(url: str) -> None:
+    """Bring the tables of pipelines to this version. Raises DatabaseUnfit."""
+    migrate(url, migrations=PIPELINE_TABLES)
+
+
+class PipelineBase(DeclarativeBase):
+    """Base of the tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+
+
+class PipelineRecord(PipelineBase):
+    """A pipeline, as it was applied last."""
+
+    __tablename__ = "pipelines"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(63))
+    project_id: Mapped[str | None] = mapped_column(String(63))
+    name: Mapped[str] = mapped_column(String(63))
+    created_by: Mapped[str] = mapped_column(String(256))
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    runs_begun: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class RunRecord(PipelineBase):
+    """One run. `document`: the pipeline as it was when the run began; later changes do not touch it."""
+
+    __tablename__ = "pipeline_runs"
+    __table_args__ = (
+        UniqueConstraint("pipeline_id", "idempotency_key"),
+        UniqueConstraint("pipeline_id", "number"),
+        Index("ix_pipeline_runs_state", "state"),
+        Index("ix_pipeline_runs_pipeline_id_ended_at", "pipeline_id", "ended_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    pipeline_id: Mapped[str] = mapped_column(ForeignKey("pipelines.id", ondelete="CASCADE"))
+    number: Mapped[int] = mapped_column()
+    cause: Mapped[str] = mapped_column(String(256))
+    created_by: Mapped[str] = mapped_column(String(256))
+    idempotency_key: Mapped[str | None] = mapped_column(String(512))
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    inputs: Mapped[dict[str, Any]] = mapped_column(JSON)
+    state: Mapped[str] = mapped_column(String(16))
+    message: Mapped[str] = mapped_column(Text, default="")
+    rerun_of: Mapped[str | None] = mapped_column(String(36))
+    cancel_requested_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    cancel_requested_by: Mapped[str | None] = mapped_column(String(256))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    version: Mapped[int] = mapped_column()
+
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - as SQLAlchemy reads it
+
+
+class StepRecord(PipelineBase):
+    """One step of a run; the bodies of a loop have records of their own."""
+
+    __tablename__ = "pipeline_steps"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("pipeline_runs.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(63), primary_key=True)
+    position: Mapped[int] = mapped_column()
+    state: Mapped[str] = mapped_column(String(16))
+    attempt: Mapped[int] = mapped_column(default=0)
+    output: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    error: Mapped[str] = mapped_column(Text, default="")
+    skip_cause: Mapped[str | None] = mapped_column(String(64))
+    is_stopping: Mapped[bool] = mapped_column(default=False)
+    job_id: Mapped[str | None] = mapped_column(String(36))
+    not_before: Mapped[datetime | None] = mapped_column(UtcTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class TriggerRecord(PipelineBase):
+    """One trigger. `looked_at`: instants and ends until then were dealt with."""
+
+    __tablename__ = "pipeline_triggers"
+    __table_args__ = (
+        Index("ix_pipeline_triggers_enabled_next_run", "enabled", "next_run"),
+        Index("ix_pipeline_triggers_topic", "topic"),
+    )
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    pipeline_id: Mapped[str] = mapped_column(ForeignKey("pipelines.id", ondelete="CASCADE"))
+    created_by: Mapped[str] = mapped_column(String(256))
+    trigger_type: Mapped[str] = mapped_column(String(16))
+    topic: Mapped[str | None] = mapped_column(String(256))
+    """Topic of an event trigger, or the pipeline that a dependency waits for."""
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    secret: Mapped[str | None] = mapped_column(String(128))
+    enabled: Mapped[bool] = mapped_column()
+    looked_at: Mapped[datetime] = mapped_column(UtcTime)
+    next_run: Mapped[datetime | None] = mapped_column(UtcTime)
+    last_run: Mapped[datetime | None] = mapped_column(UtcTime)
+    last_message: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime] = mapped_column(UtcTime)

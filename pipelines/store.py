@@ -1,0 +1,405 @@
+"""Queries and changes of pipelines and runs.
+
+Each function is the work of one transaction. A run changes only through `advance`, which decides with
+atoll.pipelines.deciding under the lock of the run's record.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from atoll.jobs.retries import bounded
+from atoll.jobs.states import ENDED, IllegalStep
+from atoll.pipelines.deciding import (
+    Decision,
+    EndRun,
+    RunSnapshot,
+    StartTry,
+    StepRun,
+    TryOutcome,
+    after_try,
+    new_run,
+    rerun,
+    settled,
+)
+from atoll.pipelines.graph import PipelineGraph
+from atoll.pipelines.model import Pipeline
+from atoll.pipelines.words import (
+    ENDED_RUNS,
+    ENDED_STEPS,
+    OverlapPolicy,
+    RunState,
+    SkipCause,
+    StepState,
+)
+from jobs.records import JobRecord
+from jobs.store import ask_to_cancel
+from pipelines.errors import KeyTaken, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
+from pipelines.records import PipelineRecord, RunRecord, StepRecord
+
+PAGE_SIZE_MAX: Final = 200
+ACTIVE: Final = tuple(state.value for state in RunState if state not in ENDED_RUNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One try of a step that must be running."""
+
+    run_id: str
+    key: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run that somebody or a trigger asks for. `cause`: in words."""
+
+    inputs: Mapping[str, Any]
+    created_by: str
+    cause: str = "manual"
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePage:
+    """One page of a list, and the total count."""
+
+    records: Sequence[Any]
+    total: int
+
+
+# Pipelines
+
+
+def apply_pipeline(
+    session: Session, pipeline: Pipeline, *, tenant: str, created_by: str, now: datetime
+) -> tuple[PipelineRecord, bool]:
+    """Record a pipeline, or change the one of its name; return it and whether it is new."""
+    document = pipeline.model_dump(mode="json", exclude_unset=True)
+    where = (PipelineRecord.tenant_id == tenant, PipelineRecord.name == pipeline.name)
+    known = session.scalars(select(PipelineRecord).where(*where).with_for_update()).one_or_none()
+    if known is not None:
+        known.document, known.project_id, known.updated_at = document, pipeline.project_id, now
+        session.flush()
+        return known, False
+    record = PipelineRecord(
+        id=str(uuid4()),
+        tenant_id=tenant,
+        project_id=pipeline.project_id,
+        name=pipeline.name,
+        created_by=created_by,
+        document=document,
+        runs_begun=0,
+        created_at=now,
+        updated_at=now,
+    )
+    session.add(record)
+    session.flush()
+    return record, True
+
+
+def get_pipeline(session: Session, pipeline_id: str) -> PipelineRecord:
+    """Return a pipeline. Raises PipelineUnknown."""
+    record = session.get(PipelineRecord, pipeline_id)
+    if record is None:
+        raise PipelineUnknown(pipeline_id)
+    return record
+
+
+def list_pipelines(
+    session: Session,
+    scopes: Sequence[tuple[str, str | None]] | None,
+    *,
+    name: str | None = None,
+    page: int = 1,
+    page_size: int = 50,
+) -> PipelinePage:
+    """Return a page of pipelines by name. `scopes`: what the caller may see, as (tenant, project); None: everything."""
+    where: list[ColumnElement[bool]] = []
+    if scopes is not None:
+        seen: ColumnElement[bool] = PipelineRecord.id.is_(None)
+        for tenant, project in scopes:
+            one = PipelineRecord.tenant_id == tenant
+            seen = seen | (one if project is None else one & (PipelineRecord.project_id == project))
+        where.append(seen)
+    if name is not None:
+        where.append(PipelineRecord.name == name)
+    total = session.scalar(select(func.count()).select_from(PipelineRecord).where(*where)) or 0
+    size = min(page_size, PAGE_SIZE_MAX)
+    by_name = select(PipelineRecord).where(*where).order_by(PipelineRecord.name, PipelineRecord.id)
+    return PipelinePage(session.scalars(by_name.offset((page - 1) * size).limit(size)).all(), total)
+
+
+# Runs
+
+
+def create_run(session: Session, pipeline_id: str, asked: RunRequest, now: datetime) -> tuple[RunRecord, bool]:
+    """Record a run; return it and whether it is new: a repeated idempotency key returns the earlier run.
+
+    Raises PipelineUnknown, RunActive, KeyTaken.
+    """
+    owner = _locked_pipeline(session, pipeline_id)
+    known = _by_key(session, pipeline_id, asked.key)
+    if known is not None:
+        if known.inputs != dict(asked.inputs):
+            raise KeyTaken(asked.key or "")
+        return known, False
+    graph = PipelineGraph(Pipeline.model_validate(owner.document))
+    active = _active_runs(session, pipeline_id)
+    if active and graph.pipeline.overlap is OverlapPolicy.FORBID:
+        raise RunActive(owner.name, active[0].number)
+    if graph.pipeline.overlap is OverlapPolicy.REPLACE:
+        for one in active:
+            cancel_run(session, one.id, now=now, actor=asked.created_by)
+    return _recorded(session, owner, new_run(graph, str(uuid4()), asked.inputs), asked, now=now), True
+
+
+def rerun_run(session: Session, run_id: str, *, now: datetime, actor: str) -> RunRecord:
+    """Record a run that keeps what succeeded in an ended one. Raises RunUnknown, RunNotEnded, RunActive."""
+    earlier = get_run(session, run_id)
+    owner = _locked_pipeline(session, earlier.pipeline_id)
+    if earlier.state not in (RunState.FAILED, RunState.CANCELLED):
+        raise RunNotEnded(owner.name, earlier.number, earlier.state)
+    snapshot = rerun(snapshot_of(session, earlier), str(uuid4()))
+    active = _active_runs(session, owner.id)
+    if active and snapshot.graph.pipeline.overlap is not OverlapPolicy.ALLOW:
+        raise RunActive(owner.name, active[0].number)
+    asked = RunRequest(earlier.inputs, actor, f"run {earlier.number} again")
+    return _recorded(session, owner, snapshot, asked, now=now, rerun_of=earlier)
+
+
+def _recorded(
+    session: Session,
+    owner: PipelineRecord,
+    snapshot: RunSnapshot,
+    asked: RunRequest,
+    *,
+    now: datetime,
+    rerun_of: RunRecord | None = None,
+) -> RunRecord:
+    owner.runs_begun += 1
+    record = RunRecord(
+        id=snapshot.run_id,
+        pipeline_id=owner.id,
+        number=owner.runs_begun,
+        cause=asked.cause,
+        created_by=asked.created_by,
+        idempotency_key=asked.key,
+        document=owner.document if rerun_of is None else rerun_of.document,
+        inputs=dict(asked.inputs),
+        state=RunState.PENDING.value,
+        message="",
+        rerun_of=rerun_of.id if rerun_of is not None else None,
+        created_at=now,
+    )
+    session.add(record)
+    session.flush()
+    _write_steps(session, record, StepsBefore({}, {}), snapshot, (), now)
+    return record
+
+
+def _locked_pipeline(session: Session, pipeline_id: str) -> PipelineRecord:
+    where = PipelineRecord.id == pipeline_id
+    record = session.scalars(select(PipelineRecord).where(where).with_for_update()).one_or_none()
+    if record is None:
+        raise PipelineUnknown(pipeline_id)
+    return record
+
+
+def _by_key(session: Session, pipeline_id: str, key: str | None) -> RunRecord | None:
+    if key is None:
+        return None
+    where = (RunRecord.pipeline_id == pipeline_id, RunRecord.idempotency_key == key)
+    return session.scalars(select(RunRecord).where(*where)).one_or_none()
+
+
+def _active_runs(session: Session, pipeline_id: str) -> Sequence[RunRecord]:
+    where = (RunRecord.pipeline_id == pipeline_id, RunRecord.state.in_(ACTIVE))
+    return session.scalars(select(RunRecord).where(*where).order_by(RunRecord.number)).all()
+
+
+def get_run(session: Session, run_id: str) -> RunRecord:
+    """Return a run. Raises RunUnknown."""
+    record = session.get(RunRecord, run_id)
+    if record is None:
+        raise RunUnknown(run_id)
+    return record
+
+
+def list_runs(session: Session, pipeline_id: str, *, page: int, page_size: int) -> PipelinePage:
+    """Return a page of a pipeline's runs, newest first."""
+    where = RunRecord.pipeline_id == pipeline_id
+    total = session.scalar(select(func.count()).select_from(RunRecord).where(where)) or 0
+    size = min(page_size, PAGE_SIZE_MAX)
+    newest = select(RunRecord).where(where).order_by(RunRecord.number.desc())
+    return PipelinePage(session.scalars(newest.offset((page - 1) * size).limit(size)).all(), total)
+
+
+def steps_of(session: Session, run_id: str) -> Sequence[StepRecord]:
+    """Return the steps of a run in the document's order."""
+    where = StepRecord.run_id == run_id
+    return session.scalars(select(StepRecord).where(where).order_by(StepRecord.position, StepRecord.key)).all()
+
+
+def active_run_ids(session: Session, *, state: RunState | None = None) -> Sequence[str]:
+    """Return the runs that have not ended, or those in a state, oldest first."""
+    states = ACTIVE if state is None else (state.value,)
+    found = select(RunRecord.id).where(RunRecord.state.in_(states)).order_by(RunRecord.created_at, RunRecord.id)
+    return session.scalars(found).all()
+
+
+def running_tries(session: Session, run_id: str | None = None) -> Sequence[Try]:
+    """Return the tries that must be running, of one run or of all; parallel and loop steps have no tries."""
+    where = [
+        RunRecord.state == RunState.RUNNING.value,
+        StepRecord.state == StepState.RUNNING.value,
+        StepRecord.attempt > 0,
+    ]
+    if run_id is not None:
+        where.append(StepRecord.run_id == run_id)
+    columns = select(StepRecord.run_id, StepRecord.key, StepRecord.attempt).join(RunRecord).where(*where)
+    return [Try(run, key, attempt) for run, key, attempt in session.execute(columns)]
+
+
+def cancel_run(session: Session, run_id: str, *, now: datetime, actor: str) -> RunRecord:
+    """Cancel a run and the jobs of its steps; a repeated request changes nothing. Raises RunUnknown."""
+    record = _locked_run(session, run_id)
+    if record.state in ENDED_RUNS or record.cancel_requested_at is not None:
+        return record
+    record.cancel_requested_at, record.cancel_requested_by = now, actor
+    record.message = "cancelling: waiting until its steps have ended"
+    for step in steps_of(session, run_id):
+        if step.job_id is not None:
+            cancel_job_of_step(session, step.job_id, now=now, actor=actor)
+    advance(session, run_id, now=now)
+    return record
+
+
+def cancel_job_of_step(session: Session, job_id: str, *, now: datetime, actor: str) -> None:
+    """Ask for the cancellation of a job that has not ended."""
+    job = session.get(JobRecord, job_id)
+    if job is None or job.state in ENDED:
+        return
+    try:
+        ask_to_cancel(session, job_id, now=now, actor=actor)
+    except IllegalStep:  # it ends in this moment
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class StepsBefore:
+    """The steps of a run before a change: their records and what these say."""
+
+    records: Mapping[str, StepRecord]
+    steps: Mapping[str, StepRun]
+
+
+def advance(
+    session: Session,
+    run_id: str,
+    *,
+    now: datetime,
+    ended: tuple[Try, TryOutcome] | None = None,
+) -> None:
+    """Record how a try ended, decide what follows, and record that.
+
+    Calling it again changes nothing, so it may be called after any crash. Raises RunUnknown.
+    """
+    record = _locked_run(session, run_id)
+    if record.state in ENDED_RUNS:
+        return
+    if record.state == RunState.PENDING and not _may_begin(session, record):
+        return
+    records = {one.key: one for one in steps_of(session, run_id)}
+    run = _snapshot(record, records)
+    before = StepsBefore(records, run.steps)
+    if ended is not None and run.of(ended[0].key).attempt == ended[0].attempt:
+        run = after_try(run, ended[0].key, ended[1])
+    run, decisions = settled(run)
+    if record.state == RunState.PENDING:
+        record.state, record.started_at = RunState.RUNNING.value, now
+    _write_steps(session, record, before, run, decisions, now)
+    last = decisions[-1] if decisions else None
+    if isinstance(last, EndRun):
+        record.state, record.message, record.ended_at = last.state.value, bounded(last.message), now
+    session.flush()
+
+
+def _may_begin(session: Session, record: RunRecord) -> bool:
+    """Return whether a run may begin: with overlap other than allow, once every earlier run has ended."""
+    overlap = record.document.get("overlap", OverlapPolicy.ALLOW)
+    if overlap == OverlapPolicy.ALLOW or record.cancel_requested_at is not None:
+        return True
+    return all(one.number >= record.number for one in _active_runs(session, record.pipeline_id))
+
+
+def snapshot_of(session: Session, record: RunRecord) -> RunSnapshot:
+    """Return a run as the decision needs it."""
+    return _snapshot(record, {one.key: one for one in steps_of(session, record.id)})
+
+
+def _snapshot(record: RunRecord, records: Mapping[str, StepRecord]) -> RunSnapshot:
+    graph = PipelineGraph(Pipeline.model_validate(record.document))
+    fresh = new_run(graph, record.id, record.inputs)
+    steps = {key: _step_run(one) for key, one in records.items()}
+    return replace(fresh, steps=steps, cancel_requested=record.cancel_requested_at is not None)
+
+
+def _step_run(record: StepRecord) -> StepRun:
+    return StepRun(
+        StepState(record.state),
+        record.attempt,
+        record.output,
+        record.error,
+        SkipCause(record.skip_cause) if record.skip_cause is not None else None,
+        record.is_stopping,
+    )
+
+
+def _write_steps(
+    session: Session,
+    run: RunRecord,
+    before: StepsBefore,
+    after: RunSnapshot,
+    decisions: Sequence[Decision],
+    now: datetime,
+) -> None:
+    pauses = {one.key: one.pause_seconds for one in decisions if isinstance(one, StartTry)}
+    positions = {name: number for number, name in enumerate(after.graph.steps)}
+    for key, step in after.steps.items():
+        known = before.records.get(key)
+        if known is not None and before.steps[key] == step and key not in pauses:
+            continue
+        record = known or StepRecord(run_id=run.id, key=key, position=positions[key.partition("[")[0]])
+        record.state, record.attempt, record.output = step.state.value, step.attempt, dict(step.output)
+        record.error, record.is_stopping = bounded(step.error), step.is_stopping
+        record.skip_cause = step.skip_cause.value if step.skip_cause is not None else None
+        if key in pauses:
+            record.job_id, record.not_before = None, now + timedelta(seconds=pauses[key])
+        if step.state is StepState.RUNNING and record.started_at is None:
+            record.started_at = now
+        if step.state in ENDED_STEPS and record.ended_at is None:
+            record.ended_at = now
+        session.add(record)
+    session.flush()
+
+
+def _locked_run(session: Session, run_id: str) -> RunRecord:
+    record = session.scalars(select(RunRecord).where(RunRecord.id == run_id).with_for_update()).one_or_none()
+    if record is None:
+        raise RunUnknown(run_id)
+    return record
+
+
+def remove_pipeline(session: Session, pipeline_id: str) -> None:
+    """Remove a pipeline with its runs. Raises PipelineUnknown, RunActive."""
+    owner = _locked_pipeline(session, pipeline_id)
+    active = _active_runs(session, pipeline_id)
+    if active:
+        raise RunActive(owner.name, active[0].number)
+    session.delete(owner)

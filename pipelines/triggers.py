@@ -1,0 +1,180 @@
+"""Queries and changes of triggers, each the work of one transaction.
+
+Every run that a trigger begins has an idempotency key: the trigger with its instant, event, delivery, or the run that
+ended. So no instant begins two runs, whoever looks, and however often.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from atoll.jobs.retries import bounded
+from atoll.pipelines.expressions import ExpressionFailed, ExpressionInvalid
+from atoll.pipelines.model import Pipeline
+from atoll.pipelines.triggers import PipelineTrigger, TriggerType
+from atoll.pipelines.words import ENDED_RUNS, RunState
+from jobs.problems import ApiRefusal
+from pipelines.errors import KeyTaken, RunActive, TriggerUnknown
+from pipelines.inputs import checked_inputs
+from pipelines.records import PipelineRecord, RunRecord, TriggerRecord
+from pipelines.store import RunRequest, create_run, get_pipeline
+
+log = structlog.get_logger(__name__)
+
+FIRED_TOGETHER_MAX: Final = 50
+"""Triggers that one transaction deals with, so that a thousand on one minute do not block everybody else."""
+ENDS_SLACK: Final = timedelta(minutes=1)
+"""How much earlier than the last look an end may have been recorded: transactions end out of order."""
+TRIGGERS_MAX: Final = 100
+
+
+def create_trigger(
+    session: Session, pipeline_id: str, trigger: PipelineTrigger, *, secret: str | None, actor: str, now: datetime
+) -> TriggerRecord:
+    """Record a trigger. Raises PipelineUnknown."""
+    get_pipeline(session, pipeline_id)
+    record = TriggerRecord(
+        id=str(uuid4()),
+        pipeline_id=pipeline_id,
+        created_by=actor,
+        trigger_type=trigger.trigger_type.value,
+        topic=trigger.event_topic or trigger.depends_on_pipeline_id,
+        document=trigger.model_dump(mode="json", exclude_unset=True),
+        secret=secret,
+        enabled=trigger.enabled,
+        looked_at=now,
+        next_run=trigger.next_instant(now) if trigger.enabled else None,
+        last_message="",
+        created_at=now,
+    )
+    session.add(record)
+    session.flush()
+    return record
+
+
+def get_trigger(session: Session, trigger_id: str) -> TriggerRecord:
+    """Return a trigger. Raises TriggerUnknown."""
+    record = session.get(TriggerRecord, trigger_id)
+    if record is None:
+        raise TriggerUnknown(trigger_id)
+    return record
+
+
+def list_triggers(session: Session, pipeline_id: str) -> Sequence[TriggerRecord]:
+    """Return the triggers of a pipeline, oldest first."""
+    where = TriggerRecord.pipeline_id == pipeline_id
+    oldest = select(TriggerRecord).where(where).order_by(TriggerRecord.created_at, TriggerRecord.id)
+    return session.scalars(oldest.limit(TRIGGERS_MAX)).all()
+
+
+def enable_trigger(session: Session, trigger_id: str, *, enabled: bool, now: datetime) -> TriggerRecord:
+    """Enable or disable a trigger; what passed while it was disabled begins no run. Raises TriggerUnknown."""
+    record = get_trigger(session, trigger_id)
+    if enabled and not record.enabled:
+        record.looked_at, record.next_run = now, trigger_of(record).next_instant(now)
+    record.enabled = enabled
+    session.flush()
+    return record
+
+
+def remove_trigger(session: Session, trigger_id: str) -> None:
+    """Remove a trigger. Raises TriggerUnknown."""
+    session.delete(get_trigger(session, trigger_id))
+
+
+def trigger_of(record: TriggerRecord) -> PipelineTrigger:
+    """Return the trigger of a record."""
+    return PipelineTrigger.model_validate(record.document)
+
+
+# Firing
+
+
+def fire_due(session: Session, now: datetime) -> int:
+    """Begin the runs of cron triggers that are due; return how many triggers were dealt with."""
+    where = (TriggerRecord.enabled, TriggerRecord.next_run.is_not(None), TriggerRecord.next_run <= now)
+    due = select(TriggerRecord).where(*where).order_by(TriggerRecord.next_run, TriggerRecord.id)
+    records = session.scalars(due.limit(FIRED_TOGETHER_MAX).with_for_update()).all()
+    for record in records:
+        trigger = trigger_of(record)
+        for instant in trigger.due(record.looked_at, now):
+            if trigger.may_begin(instant):
+                _begin(session, record, f"cron of {instant.isoformat()}", instant.isoformat(), trigger.inputs, now)
+        record.looked_at, record.next_run = now, trigger.next_instant(now)
+    session.flush()
+    return len(records)
+
+
+def fire_ends(session: Session, now: datetime) -> None:
+    """Begin the runs of dependency triggers whose other pipeline has ended a run."""
+    where = (TriggerRecord.enabled, TriggerRecord.trigger_type == TriggerType.DEPENDENCY.value)
+    for record in session.scalars(select(TriggerRecord).where(*where).with_for_update()).all():
+        trigger = trigger_of(record)
+        since = max(record.created_at, record.looked_at - ENDS_SLACK)
+        ended = (
+            RunRecord.pipeline_id == record.topic,
+            RunRecord.state.in_([state.value for state in ENDED_RUNS]),
+            RunRecord.ended_at >= since,
+        )
+        for run in session.scalars(select(RunRecord).where(*ended).order_by(RunRecord.ended_at)).all():
+            if trigger.follows(RunState(run.state)) and trigger.may_begin(run.ended_at or now):
+                _begin(session, record, f"end of run {run.number} of another pipeline", run.id, trigger.inputs, now)
+        record.looked_at = now
+    session.flush()
+
+
+def fire_event(session: Session, tenants: Sequence[str] | None, event: Mapping[str, Any], now: datetime) -> list[str]:
+    """Begin the runs that an event begins in some tenants, None for all; return their ids."""
+    where = [TriggerRecord.enabled, TriggerRecord.topic == event["event.type"]]
+    if tenants is not None:
+        where.append(PipelineRecord.tenant_id.in_(tenants))
+    found = select(TriggerRecord).join(PipelineRecord).where(*where).order_by(TriggerRecord.id)
+    begun: list[str] = []
+    for record in session.scalars(found).all():
+        trigger = trigger_of(record)
+        if trigger.trigger_type is TriggerType.EVENT and trigger.takes(event) and trigger.may_begin(now):
+            try:
+                inputs = trigger.inputs_of(event)
+            except (ExpressionFailed, ExpressionInvalid) as error:
+                record.last_message = bounded(str(error))
+                continue
+            key = f"{event['event.source']} {event['event.id']}"
+            begun += _begin(session, record, f"event {event['event.type']}", key, inputs, now)
+    session.flush()
+    return begun
+
+
+def fire_webhook(session: Session, trigger_id: str, delivery: str, now: datetime) -> list[str]:
+    """Begin the run of a webhook whose signature holds; a repeated delivery begins none. Raises TriggerUnknown."""
+    record = get_trigger(session, trigger_id)
+    trigger = trigger_of(record)
+    if not record.enabled or not trigger.may_begin(now):
+        return []
+    return _begin(session, record, "webhook", delivery, trigger.inputs, now)
+
+
+def _begin(
+    session: Session, record: TriggerRecord, cause: str, key: str, inputs: Mapping[str, Any], now: datetime
+) -> list[str]:
+    """Begin a run, unless its key has begun one; return its id. What prevents it is kept as the trigger's message."""
+    owner = get_pipeline(session, record.pipeline_id)
+    try:
+        given = checked_inputs(Pipeline.model_validate(owner.document), inputs)
+        asked = RunRequest(given, record.created_by, cause, f"trigger-{record.id}-{key}"[:512])
+        with session.begin_nested():
+            run, is_new = create_run(session, record.pipeline_id, asked, now)
+    except (RunActive, KeyTaken) as error:
+        record.last_message = bounded(f"no run for {cause}: {error}")
+        return []
+    except ApiRefusal as refusal:
+        record.last_message = bounded(f"no run for {cause}: {refusal.problem.detail}")
+        return []
+    if is_new:
+        record.last_run, record.last_message = now, f"began run {run.number}: {cause}"
+        log.info("Began a run", pipeline=record.pipeline_id, run=run.id, trigger=record.id, cause=cause)
+    return [run.id] if is_new else []

@@ -1,0 +1,126 @@
+"""Response models of pipelines and runs."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from atoll.pipelines.words import RunState, SkipCause, StepState
+from pipelines.records import PipelineRecord, RunRecord, StepRecord
+
+
+class PipelineView(BaseModel):
+    """A pipeline."""
+
+    id: str
+    name: str
+    tenant_id: str
+    project_id: str | None
+    created_by: str
+    created_at: datetime
+    updated_at: datetime
+    runs_begun: int
+    pipeline: Annotated[dict[str, Any], Field(description="the applied document, word for word")]
+
+
+class PipelineListView(BaseModel):
+    """One page of pipelines, by name."""
+
+    items: list[PipelineView]
+    page: int
+    page_size: int
+    total: Annotated[int, Field(description="count over all pages")]
+
+
+class StepView(BaseModel):
+    """One step of a run."""
+
+    name: Annotated[str, Field(description="name of the step; the body of a loop as body[0], body[1]")]
+    status: StepState
+    job_id: str | None
+    attempt: Annotated[int, Field(description="tries begun")]
+    output: dict[str, Any]
+    error: str
+    skipped_because: SkipCause | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    duration_seconds: float | None
+
+
+class RunView(BaseModel):
+    """One run, and its steps unless it is one of a list."""
+
+    execution_id: str
+    number: int
+    status: RunState
+    message: str
+    cause: Annotated[str, Field(description="who or what began it")]
+    created_by: str
+    inputs: dict[str, Any]
+    rerun_of: str | None
+    cancel_requested_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    steps: list[StepView]
+
+
+class RunListView(BaseModel):
+    """One page of runs, newest first."""
+
+    items: list[RunView]
+    page: int
+    page_size: int
+    total: Annotated[int, Field(description="count over all pages")]
+
+
+def pipeline_view(record: PipelineRecord) -> PipelineView:
+    """Return the response for a pipeline."""
+    return PipelineView(
+        id=record.id,
+        name=record.name,
+        tenant_id=record.tenant_id,
+        project_id=record.project_id,
+        created_by=record.created_by,
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+        runs_begun=record.runs_begun,
+        pipeline=record.document,
+    )
+
+
+def run_view(record: RunRecord, steps: Sequence[StepRecord] = ()) -> RunView:
+    """Return the response for a run."""
+    return RunView(
+        execution_id=record.id,
+        number=record.number,
+        status=RunState(record.state),
+        message=record.message,
+        cause=record.cause,
+        created_by=record.created_by,
+        inputs=record.inputs,
+        rerun_of=record.rerun_of,
+        cancel_requested_at=record.cancel_requested_at,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        completed_at=record.ended_at,
+        steps=[_step_view(one) for one in steps],
+    )
+
+
+def _step_view(record: StepRecord) -> StepView:
+    return StepView(
+        name=record.key,
+        status=StepState(record.state),
+        job_id=record.job_id,
+        attempt=record.attempt,
+        output=record.output,
+        error=record.error,
+        skipped_because=SkipCause(record.skip_cause) if record.skip_cause is not None else None,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        duration_seconds=(record.ended_at - record.started_at).total_seconds()
+        if record.started_at is not None and record.ended_at is not None
+        else None,
+    )

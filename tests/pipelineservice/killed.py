@@ -1,0 +1,84 @@
+"""Lives of an engine that is killed with SIGKILL before one of its database writes; each is a process of its own."""
+
+import asyncio
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session
+
+from jobs.database import Database, engine_of
+from pipelines.store import active_run_ids
+from tests.pipelines.made import step
+from tests.pipelineservice.world import EngineWorld
+
+WRITES = ("INSERT", "UPDATE", "DELETE")
+WROTE = "wrote"
+KILLED = -signal.SIGKILL
+
+
+def every_type(server: str) -> list[dict[str, Any]]:
+    """Return a pipeline with every type of step. server: URL that calls and notifications go to."""
+    return [
+        step("prepare", kind="job"),
+        step("call", "prepare", kind="api_call", config={"method": "POST", "url": server, "body": {"a": 1}}),
+        step(
+            "big",
+            "prepare",
+            kind="condition",
+            config={"expression": "inputs.n > 2", "if_true": "fan", "if_false": "no"},
+        ),
+        step("no"),
+        step("fan", kind="parallel", config={"branches": ["left", "right"]}),
+        step("left", config={"function_name": "note"}),
+        step("right", kind="wait", config={"duration": "1s"}),
+        step("each", "fan", kind="loop", config={"items": ["a", "b", "c"], "body_step": "body", "max_parallel": 2}),
+        step("body", config={"function_name": "note", "parameters": {"it": "${item}"}}),
+        step("train", "each", "call", kind="job", retry={"max_retries": 1, "delay": "1s"}),
+        step(
+            "tell",
+            "train",
+            kind="notification",
+            config={"channel": "webhook", "template": "${steps.train.status}", "recipients": [server]},
+        ),
+    ]
+
+
+def kill_before(number: int) -> None:
+    """Count the transactions that write, of every database of this process, and kill it before one of them."""
+    count = itertools.count(1)
+
+    def mark(connection: Connection, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.lstrip().upper().startswith(WRITES):
+            connection.info[WROTE] = True
+
+    def on_commit(connection: Connection) -> None:
+        if connection.info.pop(WROTE, False) and next(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(Engine, "before_cursor_execute", mark)
+    event.listen(Engine, "commit", on_commit)
+
+
+def live(url: str, effects: Path, kill_at: int) -> None:
+    """Run the engine until every run has ended, or until it is killed."""
+    kill_before(kill_at)
+
+    def note(_parameters: Any, key: str) -> None:
+        with effects.open("a") as stream:
+            stream.write(f"{key}\n")
+
+    async def work() -> None:
+        world = EngineWorld(Database(engine_of(url)), url, {"note": note})
+        async with world.leading():
+            await world.until(_is_over)
+            os._exit(0)
+
+    asyncio.run(work())
+
+
+def _is_over(session: Session) -> bool:
+    return not active_run_ids(session)

@@ -1,0 +1,195 @@
+"""The process is killed between database writes of runs with every type of step, and started anew.
+
+Each finished step ran once, each job exists once, and the run ends as if nothing had happened.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import random
+import shutil
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Self
+
+import pytest
+from sqlalchemy import create_engine, select, text
+from sqlalchemy.orm import Session
+
+from atoll.pipelines.words import ENDED_STEPS
+from jobs.database import Database, engine_of, migrate
+from jobs.records import JobRecord
+from pipelines.durable import steps_url
+from pipelines.records import RunRecord, StepRecord, migrate_pipelines
+from tests.pipelines.made import step
+from tests.pipelineservice import killed
+from tests.pipelineservice.world import EngineWorld
+
+SEEDS = int(os.environ.get("ATOLL_CRASH_SEEDS", "50"))
+RUNS_TOGETHER = 25
+WRITES_PER_RUN = 80
+"""Fewer than a run has, so that the process dies before the last run ends."""
+KILLS = 2
+LIFE_SECONDS = 120
+LIVES_MAX = 6
+JOBS = ("prepare", "train")
+
+
+class CallServer:
+    """Counts what steps post to it, by idempotency key."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        calls = self.calls
+
+        class _Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                calls.append(self.headers["Idempotency-Key"])
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_arguments: object) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Databases:
+    """Makes databases with all tables, DBOS's among them, fast: as copies of one."""
+
+    def __init__(self, folder: Path, server: str | None) -> None:
+        self.folder, self.server, self.count = folder, server, 0
+        self.base = self._create("base", None)
+        migrate(self.base)
+        migrate_pipelines(self.base)
+        asyncio.run(self._warm())
+
+    async def _warm(self) -> None:
+        world = EngineWorld(Database(engine_of(self.base)), self.base)
+        async with world.leading():
+            await world.until_ended(await world.begin(step("a"), name="warm"))
+        world.database.close()
+
+    def _create(self, name: str, template: str | None) -> str:
+        if self.server is None:
+            return f"sqlite:///{self.folder}/{name}.db"
+        engine = create_engine(self.server, isolation_level="AUTOCOMMIT")
+        name = f"{name}{os.getpid()}"
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else "")))
+        engine.dispose()
+        return self.server.replace("/postgres?", f"/{name}?")
+
+    def fresh(self) -> str:
+        """Return the URL of a copy."""
+        self.count += 1
+        url = self._create(f"copy{self.count}", f"base{os.getpid()}")
+        if self.server is None:
+            for one, other in ((self.base, url), (steps_url(self.base), steps_url(url))):
+                shutil.copy(one.removeprefix("sqlite:///"), other.removeprefix("sqlite:///"))
+        return url
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
+    """Return a maker of databases, once per kind."""
+    server = request.getfixturevalue("postgres_server") if request.param == "postgresql" else None
+    return Databases(tmp_path_factory.mktemp("crashes"), server)
+
+
+class CrashStory:
+    """Some runs in one database, and the processes that ran them."""
+
+    def __init__(self, url: str, folder: Path, server: CallServer) -> None:
+        self.url, self.server = url, server
+        self.effects = folder / "effects"
+        self.engine = engine_of(url)
+        self.finished: dict[tuple[str, str], int] = {}
+
+    def begin(self, count: int) -> None:
+        """Record the runs."""
+        world = EngineWorld(Database(self.engine), self.url)
+
+        async def write() -> None:
+            for number in range(count):
+                steps = killed.every_type(self.server.url)
+                await world.begin(*steps, name=f"p{number}", given={"n": 3}, inputs={"n": 0})
+
+        asyncio.run(write())
+
+    def live(self, kill_at: int) -> int:
+        """Run one process to its end or death; return its exit code."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.pipelineservice.killed"])
+        process = context.Process(target=killed.live, args=(self.url, self.effects, kill_at))
+        process.start()
+        process.join(LIFE_SECONDS)
+        assert process.exitcode is not None, "the runs do not end"
+        return process.exitcode
+
+    def effects_so_far(self) -> Counter[str]:
+        """Return how often each try had its effect, by its idempotency key."""
+        noted = self.effects.read_text().split() if self.effects.exists() else []
+        return Counter([*noted, *self.server.calls])
+
+    def remember_finished(self) -> None:
+        """Check that no finished step had its effect again, and keep which have finished now."""
+        effects = self.effects_so_far()
+        for (run_id, key), count in self.finished.items():
+            assert sum(effects[one] for one in effects if f"-step-{key}-run-{run_id}" in one) == count, (run_id, key)
+        with Session(self.engine) as session:
+            for one in session.scalars(select(StepRecord)).all():
+                if one.state in ENDED_STEPS:
+                    wanted = f"-step-{one.key}-run-{one.run_id}"
+                    self.finished[one.run_id, one.key] = sum(effects[key] for key in effects if wanted in key)
+
+    def check(self, deaths: int) -> None:
+        """Check how everything ended."""
+        effects = self.effects_so_far()
+        with Session(self.engine) as session:
+            runs = session.scalars(select(RunRecord).join(StepRecord).where(StepRecord.key == "tell")).unique().all()
+            assert {(run.state, run.message) for run in runs} == {("succeeded", "")}
+            for run in runs:
+                steps = session.scalars(select(StepRecord).where(StepRecord.run_id == run.id)).all()
+                assert {one.key for one in steps if one.state != "succeeded"} == {"no"}
+                assert {one.attempt for one in steps} == {0, 1}
+                for key in ("call", "left", "tell", "body[0]", "body[1]", "body[2]"):
+                    count = sum(effects[one] for one in effects if f"-step-{key}-run-{run.id}" in one)
+                    assert 1 <= count <= 1 + deaths, (run.id, key)
+            jobs = Counter(one.idempotency_key for one in session.scalars(select(JobRecord)).all())
+        assert jobs == {f"pipeline-{run.pipeline_id}-step-{name}-run-{run.id}": 1 for run in runs for name in JOBS}
+        self.engine.dispose()
+
+
+@pytest.mark.parametrize("seed", range(0, SEEDS, RUNS_TOGETHER))
+def test_a_killed_run_ends_the_same(databases: Databases, seed: int, tmp_path: Path) -> None:
+    """Many runs at a time, each at another point of its life when the process dies; twice, and then to the end."""
+    rng = random.Random(seed)
+    with CallServer() as server:
+        story = CrashStory(databases.fresh(), tmp_path, server)
+        story.begin(RUNS_TOGETHER)
+        deaths = 0
+        for life in range(LIVES_MAX):
+            code = story.live(rng.randint(1, RUNS_TOGETHER * WRITES_PER_RUN // KILLS) if life < KILLS else 0)
+            story.remember_finished()
+            if code == 0:
+                break
+            assert code == killed.KILLED
+            deaths += 1
+
+        assert deaths >= 1
+        story.check(deaths)

@@ -1,0 +1,179 @@
+"""The engine runs pipelines: every type of step, cancel, overlap, another leader."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from atoll.jobs.states import ENDED
+from jobs.database import Database, opened
+from jobs.records import JobRecord
+from pipelines.errors import KeyTaken, RunActive, RunNotEnded
+from pipelines.records import migrate_pipelines
+from pipelines.store import cancel_run, rerun_run
+from tests.pipelines.made import JOB, step
+from tests.pipelineservice.world import EngineWorld
+
+RUNNING_TRAIN = (JobRecord.name.like("nightly-train-%"), JobRecord.state == "running")
+ACTIVE_JOB = JobRecord.state.not_in([state.value for state in ENDED])
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[EngineWorld]:
+    """Yield a world on SQLite."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    database = opened(url)
+    migrate_pipelines(url)
+    yield EngineWorld(database, url)
+    database.close()
+
+
+def every_type() -> list[dict[str, Any]]:
+    """Return the steps of a pipeline with every type but calls to others."""
+    return [
+        step("prepare", kind="job"),
+        step(
+            "big",
+            "prepare",
+            kind="condition",
+            config={"expression": "inputs.n > 2", "if_true": "fan", "if_false": "no"},
+        ),
+        step("no"),
+        step("fan", kind="parallel", config={"branches": ["left", "right"]}),
+        step("left", config={"function_name": "echo", "parameters": {"job": "${steps.prepare.status}"}}),
+        step("right", kind="wait", config={"duration": "1s"}),
+        step("each", "fan", kind="loop", config={"items": ["a", "b", "c"], "body_step": "body", "max_parallel": 2}),
+        step("body", config={"function_name": "echo", "parameters": {"it": "${item}-${index}"}}),
+        step("train", "each", kind="job", config=JOB | {"labels": {"count": "n${steps.each.count}"}}),
+        step("until", "train", kind="wait", config={"condition": "jobs.train == 'succeeded'", "poll_interval": "1s"}),
+    ]
+
+
+async def test_every_type_of_step_runs(database: Database, database_url: str) -> None:
+    """Outputs reach later steps, the branch that is not chosen is skipped, and each job is recorded once."""
+    world = EngineWorld(database, database_url)
+    async with world.leading():
+        run_id = await world.begin(*every_type(), given={"n": 3}, inputs={"n": 0})
+        assert await world.until_ended(run_id) == ("succeeded", "")
+
+    states = await world.states(run_id)
+    assert {key for key, state in states.items() if state != "succeeded"} == {"no"}
+    assert {f"body[{number}]" for number in range(3)} <= states.keys()
+    jobs = await database.read(lambda session: session.scalar(select(func.count()).select_from(JobRecord)))
+    assert jobs == 2
+
+
+async def test_a_failing_job_is_tried_again_as_another_job(small: EngineWorld) -> None:
+    """Two jobs, two keys; the run says which job failed, and why."""
+    world, database = small, small.database
+    world.fails = frozenset({"train"})
+    async with world.leading():
+        run_id = await world.begin(
+            step("train", kind="job", retry={"max_retries": 1, "delay": "1s"}), step("after", "train")
+        )
+        state, message = await world.until_ended(run_id)
+
+    names = await database.read(lambda session: session.scalars(select(JobRecord.name)).all())
+    assert (state, len(set(names))) == ("failed", 2)
+    assert message.startswith("step train failed: job nightly-train-")
+    assert message.endswith("failed: Error (exit code 1)")
+    assert await world.states(run_id) == {"train": "failed", "after": "skipped"}
+
+
+async def test_cancel_reaches_running_jobs(small: EngineWorld) -> None:
+    """The run is cancelled once its job is; a service that an earlier step left running is cancelled as well."""
+    world, database = small, small.database
+    world.held = frozenset({"train"})
+    serve = {"job_type": "service", "container": {"image": "busybox:1"}}
+    async with world.leading():
+        run_id = await world.begin(
+            step("serve", kind="job", config=serve), step("train", "serve", kind="job"), step("after", "train")
+        )
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+        now = world.clock.now()
+        await database.write(lambda session: cancel_run(session, run_id, now=now, actor="ann"))
+        state, _ = await world.until_ended(run_id)
+        await world.until(lambda session: not session.scalars(select(JobRecord.id).where(ACTIVE_JOB)).all())
+
+    assert state == "cancelled"
+    assert await world.states(run_id) == {"serve": "succeeded", "train": "failed", "after": "skipped"}
+    states = await database.read(lambda session: session.scalars(select(JobRecord.state)).all())
+    assert states == ["cancelled", "cancelled"]
+
+
+async def test_a_job_that_runs_too_long_is_cancelled(small: EngineWorld) -> None:
+    """The step fails with the limit."""
+    world = small
+    world.held = frozenset({"train"})
+    async with world.leading():
+        run_id = await world.begin(step("train", kind="job", timeout="1s"))
+        _, message = await world.until_ended(run_id)
+
+    assert message.endswith("timed out after 1 s and was cancelled")
+
+
+async def test_the_next_leader_continues_in_the_same_process(database: Database, database_url: str) -> None:
+    """Steps wait across the change, and no finished step runs again."""
+    calls: list[str] = []
+    world = EngineWorld(database, database_url, {"note": lambda _parameters, key: calls.append(key)})
+    world.held = frozenset({"train"})
+    async with world.leading():
+        run_id = await world.begin(
+            step("first", config={"function_name": "note"}), step("train", "first", kind="job"), step("last", "train")
+        )
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+    world.held = frozenset()
+    async with world.leading():
+        assert await world.until_ended(run_id) == ("succeeded", "")
+
+    assert len(calls) == 1
+    assert await database.read(lambda session: session.scalar(select(func.count()).select_from(JobRecord))) == 1
+
+
+async def test_forbid_refuses_a_second_run_and_replace_cancels_the_first(small: EngineWorld) -> None:
+    """With replace, the new run begins once the old one has ended."""
+    world = small
+    world.held = frozenset({"train"})
+    async with world.leading():
+        await world.begin(step("train", kind="job"), overlap="forbid")
+        with pytest.raises(RunActive, match="run 1 of pipeline nightly is active"):
+            await world.begin(step("train", kind="job"), overlap="forbid")
+        first = await world.begin(step("train", kind="job"), name="other", overlap="replace")
+        second = await world.begin(step("train", kind="job"), name="other", overlap="replace")
+        assert await world.run_state(second) == ("pending", "")
+        assert (await world.until_ended(first))[0] == "cancelled"
+        world.held = frozenset()
+        assert (await world.until_ended(second))[0] == "succeeded"
+
+
+async def test_a_rerun_keeps_what_succeeded(small: EngineWorld) -> None:
+    """The failed step and what follows run; the first step does not."""
+    world, database = small, small.database
+    world.fails = frozenset({"train"})
+    async with world.leading():
+        first = await world.begin(
+            step("prepare", kind="job"), step("train", "prepare", kind="job"), step("last", "train")
+        )
+        await world.until_ended(first)
+        world.fails = frozenset()
+        now = world.clock.now()
+        again = await database.write(lambda session: rerun_run(session, first, now=now, actor="ann"))
+        assert (await world.until_ended(again.id))[0] == "succeeded"
+        with pytest.raises(RunNotEnded, match="run 2 of pipeline nightly is succeeded"):
+            await database.write(lambda session: rerun_run(session, again.id, now=now, actor="ann"))
+
+    steps = await database.read(lambda session: session.scalars(select(JobRecord.document)).all())
+    assert sorted(one["step_id"] for one in steps) == ["prepare", "train", "train"]
+
+
+async def test_a_repeated_key_creates_one_run(small: EngineWorld) -> None:
+    """Such as the instant of a trigger; other inputs under the same key are refused."""
+    world = small
+    first = await world.begin(step("a"), key="k1")
+    again = await world.begin(step("a"), key="k1")
+
+    assert again == first
+    with pytest.raises(KeyTaken):
+        await world.begin(step("a"), key="k1", given={"n": 3})

@@ -1,0 +1,150 @@
+"""Calls of steps: private addresses are not reached, and secrets do not come back."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient, is_public
+
+SECRET = "Bearer sesame-9f86d081"
+
+
+def call(url: str, **fields: object) -> OutgoingCall:
+    """Return a call of tenant acme."""
+    return OutgoingCall(
+        **({"method": "GET", "url": url, "tenant": "acme", "headers": {}, "secret_headers": {}, "body": None} | fields)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("127.0.0.1", False),
+        ("10.0.0.1", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:8.8.8.8", True),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+        ("nonsense", False),
+    ],
+)
+def test_public_addresses(address: str, wanted: bool) -> None:
+    """Loopback, private, link-local, shared and multicast addresses are none, nor what carries one of them."""
+    assert is_public(address) is wanted
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """A service that sends back what it was asked, redirects /away, and sends too much from /much."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/away":
+            return web.Response(status=302, headers={"Location": "/seen"})
+        if request.path == "/much":
+            return web.Response(body=b"x" * 100_000)
+        return web.json_response({"headers": dict(request.headers), "said": (await request.text())})
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/",
+        "http://[::ffff:127.0.0.1]:{port}/",
+        "http://2130706433:{port}/",
+        "http://0x7f.1:{port}/",
+        "http://localhost:{port}/",
+        "http://169.254.169.254/latest/meta-data/",
+        "file:///etc/passwd",
+        "ftp://example.com/",
+        "http://user:word@example.com/",
+        "http:///nowhere",
+        "nonsense",
+    ],
+)
+async def test_private_hosts_are_not_reached(url: str) -> None:
+    """Neither as numbers in any form, nor by a name that resolves to one."""
+    async with served() as port:
+        with pytest.raises((CallRefused, CallFailed)):
+            await OutgoingClient().call(call(url.format(port=port)))
+
+
+async def test_an_allowed_host_is_reached_and_redirects_are_not_followed() -> None:
+    """The status of the redirect is the answer."""
+    async with served() as port:
+        client = OutgoingClient(allowed=("localhost",))
+        found = await client.call(call(f"http://localhost:{port}/", method="POST", body={"a": 1}))
+        moved = await client.call(call(f"http://localhost:{port}/away"))
+
+        assert (found["status_code"], json.loads(found["body"]["said"])) == (200, {"a": 1})
+        assert moved["status_code"] == 302
+        with pytest.raises(CallFailed, match="larger than"):
+            await client.call(call(f"http://localhost:{port}/much"))
+
+
+async def test_a_secret_is_sent_and_does_not_come_back(tmp_path: Path) -> None:
+    """The service sends its headers back; the output has none of the secret."""
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "token").write_text(SECRET + "\n")
+    async with served() as port:
+        client = OutgoingClient(allowed=("localhost",), secrets=tmp_path)
+        found = await client.call(call(f"http://localhost:{port}/", secret_headers={"Authorization": "token"}))
+
+    assert found["body"]["headers"]["Authorization"] == "***"
+    assert SECRET not in json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["missing", "short"])
+async def test_secrets_that_cannot_be_used_refuse_the_call(tmp_path: Path, name: str) -> None:
+    """Before anything is sent, naming the secret and not its value."""
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "short").write_text("abc")
+
+    with pytest.raises(CallRefused, match=f"secret {name}") as refused:
+        await OutgoingClient(secrets=tmp_path).call(call("https://example.com/", secret_headers={"X": name}))
+    assert "abc" not in str(refused.value)
+
+
+async def test_secrets_are_not_sent_in_the_clear(tmp_path: Path) -> None:
+    """Except to hosts that are allowed by name."""
+    with pytest.raises(CallRefused, match="by https alone"):
+        await OutgoingClient(secrets=tmp_path).call(call("http://example.com/", secret_headers={"X": "token"}))
+
+
+async def test_a_call_to_nobody_fails() -> None:
+    """As a failure that may be tried again."""
+    reader = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = reader.sockets[0].getsockname()[1]
+    reader.close()
+    await reader.wait_closed()
+
+    with pytest.raises(CallFailed):
+        await OutgoingClient(allowed=("127.0.0.1",)).call(call(f"http://127.0.0.1:{port}/"))
