@@ -91,7 +91,7 @@ lock: ## Write requirements.lock anew from pyproject.toml
 	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
 		--python-version 3.11 --group dev --extra fast --extra jobs pyproject.toml -o requirements.lock
 	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
-		--python-version 3.11 --extra fast -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
+		--python-version 3.11 --extra fast --extra jobs -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 
 clean: ## Remove what the targets made in this folder (the cache of binaries stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,9 +1,10 @@
-"""`atoll job submit|list|show|cancel|retry|pause|resume|logs`: the client of the job service.
+"""`atoll job submit|list|show|cancel|retry|pause|resume|exec|logs`: the client of the job service.
 
 Output follows kubectl. A name means the newest job of that name. Exit status 1 if the service refuses, 2 if it cannot
 be reached.
 """
 
+import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ POLL_SECONDS: Final = 1.0
 ENDED: Final = ("succeeded", "failed", "cancelled")
 FILE_BYTES_MAX: Final = 1024 * 1024
 MESSAGE_WIDTH: Final = 60
+EXEC_SECONDS: Final = 20
+"""Less than the client waits for an answer."""
 
 Server = Annotated[str, typer.Option("--server", envvar="ATOLL_JOBS_SERVER", help="URL of the job service.")]
 Token = Annotated[
@@ -195,6 +198,27 @@ def resume_paused_job(
     client = client_of(server, token_file, ca, cluster)
     found = asked(client, "POST", f"/{_job(client, job)['id']}/resume").json()
     show_line(f"job/{found['name']} is resumed (attempt {found['attempt']})")
+
+
+def run_in_job(
+    job: JobName,
+    command: Annotated[list[str], typer.Argument(help="Program and arguments, after --.", show_default=False)],
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+    pod: Annotated[str, typer.Option("--pod", help="Name of a pod of the job; its first pod by default.")] = "",
+) -> None:
+    """Run a command in a container of a job, without input, and exit with its status."""
+    client = client_of(server, token_file, ca, cluster)
+    request: dict[str, Any] = {"command": command, "timeout_seconds": EXEC_SECONDS} | ({"pod": pod} if pod else {})
+    body, headers = json.dumps(request).encode(), {"Content-Type": "application/json"}
+    done = asked(client, "POST", f"/{_job(client, job)['id']}/exec", body=body, headers=headers).json()
+    typer.echo(done["stdout"], nl=False)
+    typer.echo(done["stderr"], err=True, nl=False)
+    if done["exit_code"] is None:
+        refuse(f"the command did not end within {EXEC_SECONDS} s; it may go on", STATUS_WAITS)
+    raise typer.Exit(done["exit_code"])
 
 
 def show_logs(

@@ -34,6 +34,7 @@ from jobs.changing import JobChanges, apply_changes, changed_job
 from jobs.cluster_api import add_cluster_routes
 from jobs.creating import creation_of
 from jobs.errors import JobServiceError
+from jobs.exec_routes import add_exec_routes
 from jobs.pod_logs import NoPods
 from jobs.problems import (
     ApiRefusal,
@@ -94,6 +95,7 @@ def build_api(parts: ApiParts) -> FastAPI:
         },
     )(show_logs)
     add_usage_routes(app)
+    add_exec_routes(app)
     add_audit_routes(app)
     add_schedule_routes(app)
     add_webhook_routes(app)

@@ -18,6 +18,7 @@ from jobs.chooser import ClusterChooser
 from jobs.cluster_store import list_clusters
 from jobs.database import Database
 from jobs.limits import UserLimits
+from jobs.pod_exec import CommandRunner
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
 from jobs.records import RegisteredCluster
@@ -50,6 +51,7 @@ class ApiParts:
     audit: AuditTrail
     limits: UserLimits
     logs: LogReader
+    commands: CommandRunner
     links: ApiLinks
     chooser: ClusterChooser
     service_id: str

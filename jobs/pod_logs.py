@@ -45,21 +45,22 @@ class PodLogs:
     async def read(self, record: JobRecord, *, pod: str | None, tail: int, follow: bool) -> AsyncGenerator[bytes, None]:
         """Yield the last lines of the named pod of the job, or of the first pod of its newest attempt."""
         client = await self._client_of(record)
-        name = await self._pod(client, record, pod)
+        name = await pod_of(client, record, pod)
         path = paths.pods(record.namespace, name, "log")
         params = {"tailLines": tail, "follow": "true" if follow else "false"}
         async with aclosing(client.stream(path, params, silence_seconds=SILENCE_SECONDS)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _pod(self, client: ApiClient, record: JobRecord, wanted: str | None) -> str:
-        """Return the name of a pod of this job."""
-        selector = {"labelSelector": f"{job_names.JOB_ID}={record.id}"}
-        decode = msgspec.json.Decoder(_Pod).decode
-        listing = await client.list(paths.pods(record.namespace), decode, params=selector)
-        found = [one.metadata for one in listing.items if wanted in (None, one.metadata.name)]
-        if not found:
-            which = f"pod {wanted}" if wanted else "pods now"
-            raise NoPods(f"job {record.name} has no {which}: it is {record.state}")
-        newest = max(one.creation for one in found)
-        return min(one.name for one in found if one.creation == newest)
+
+async def pod_of(client: ApiClient, record: JobRecord, wanted: str | None) -> str:
+    """Return the wanted pod of a job, or the first of its newest attempt, by name. Raises NoPods, KubeError."""
+    selector = {"labelSelector": f"{job_names.JOB_ID}={record.id}"}
+    decode = msgspec.json.Decoder(_Pod).decode
+    listing = await client.list(paths.pods(record.namespace), decode, params=selector)
+    found = [one.metadata for one in listing.items if wanted in (None, one.metadata.name)]
+    if not found:
+        which = f"pod {wanted}" if wanted else "pods now"
+        raise NoPods(f"job {record.name} has no {which}: it is {record.state}")
+    newest = max(one.creation for one in found)
+    return min(one.name for one in found if one.creation == newest)

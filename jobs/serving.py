@@ -19,6 +19,7 @@ from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
+from atoll.kube.credentials import Credentials
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.mirror import ClusterMirror
@@ -42,6 +43,7 @@ from jobs.limits import UserLimits
 from jobs.links import ClusterLinks
 from jobs.listener import serving
 from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
+from jobs.pod_exec import PodExec
 from jobs.pod_logs import PodLogs
 from jobs.records import JobRecord
 from jobs.secrets import SecretBox
@@ -107,12 +109,14 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
             audit = AuditTrail(database, clock)
             hosts = MlPolicy(hosts=settings.webhook_hosts)
             sender = WebhookSender(database, secrets_of_webhooks, clock, policy=hosts)
-            _register(metrics, service)
-            links = service.links
+            leader, fleet, links = service.leader, service.fleet, service.links
+            register_watch_metrics(metrics, fleet.watches)
+            register_job_metrics(metrics, lambda: leader.is_leader, lambda: fleet.queue_length, service.accounting)
 
             async def client_of(record: JobRecord) -> ApiClient:
                 return await links.client(await database.read(lambda session: get_cluster(session, record.cluster_id)))
 
+            credentials = await Credentials.load(settings.kubeconfig)
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
@@ -124,6 +128,7 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
                 audit=audit,
                 limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
                 logs=PodLogs(client_of),
+                commands=PodExec(client_of, credentials, cluster=settings.cluster),
                 links=links,
                 chooser=service.fleet.chooser,
                 service_id=own_id,
@@ -172,14 +177,13 @@ def _working(
     return _Running(links, fleet, accounts(mirror, settings.cluster), mirror, leader)
 
 
-def _register(metrics: Metrics, service: _Running) -> None:
-    leader, fleet = service.leader, service.fleet
-    service.accounting.register(metrics)
-    register_watch_metrics(metrics, fleet.watches)
-    metrics.gauge_of(
-        "leading", "1 while this process is the leader and reconciles jobs", lambda: float(leader.is_leader)
-    )
-    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(fleet.queue_length))
+def register_job_metrics(
+    metrics: Metrics, is_leading: Callable[[], bool], queue_length: Callable[[], int], accounting: GpuAccounting
+) -> None:
+    """Publish what this process does."""
+    accounting.register(metrics)
+    metrics.gauge_of("leading", "1 while this process is the leader and reconciles jobs", lambda: float(is_leading()))
+    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(queue_length()))
 
 
 async def _run(

@@ -227,6 +227,15 @@ def test_usage_and_cost_are_shown(shell: Shell) -> None:
     assert "by.0 is 'colour'" in shell.run("--by", "colour", status=1, tool=("usage",))
 
 
+def test_a_command_runs_in_a_job(shell: Shell) -> None:
+    """Its output and its exit status are those of the command."""
+    shell.submit("tune")
+    told = shell.run("exec", "tune", "--", "sh", "-c", "exit 3", status=3)
+
+    assert told == "warning"
+    assert shell.service.commands.asked[-1] == ("sh", "-c", "exit 3")
+
+
 def test_logs_are_printed_as_they_are(shell: Shell) -> None:
     """Bytes of the container go through; without pods it is said why there are none."""
     shell.submit("tune")

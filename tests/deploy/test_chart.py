@@ -38,6 +38,9 @@ EVERYTHING = (
     "webhook.keepNodes=gangs",
     "priorityClasses.create=true",
     "priorityClasses.kueue=true",
+    "jobs.enabled=true",
+    "jobs.secretKeySecret=atoll-jobs-key",
+    "jobs.prices.spot_share=0.3",
 )
 FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io", "security.openshift.io")
 KEPT = "helm.sh/resource-policy"

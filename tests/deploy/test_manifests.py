@@ -319,6 +319,7 @@ PARTS = {
     "webhook": "webhook.settings:WebhookSettings",
     "agent": "agent.settings:AgentSettings",
     "controllers": "controllers.settings:ControllersSettings",
+    "jobs": "jobs.settings:JobServiceSettings",
 }
 
 

@@ -1,6 +1,6 @@
 """The job service's API without a socket, with names as tokens, and given logs."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from jobs.chooser import NO_SNAPSHOT, ClusterChooser
 from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database
 from jobs.limits import UserLimits
+from jobs.pod_exec import ExecResult
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord, RegisteredCluster
 from jobs.secrets import SecretBox
@@ -86,6 +87,23 @@ class GivenLogs:
             yield chunk
 
 
+class GivenCommands:
+    """Runs nothing, and answers with what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.fails: Exception | None = None
+
+    async def run(
+        self, record: JobRecord, command: Sequence[str], *, pod: str | None, timeout_seconds: float
+    ) -> ExecResult:
+        """Return the words of the command, one a line, and 3."""
+        self.asked.append(tuple(command))
+        if self.fails is not None:
+            raise self.fails
+        return ExecResult(bytearray("\n".join(command).encode()), bytearray(b"warning"), 3)
+
+
 class GivenClusters:
     """Clusters in memory: their API servers, and what a snapshot of each shows."""
 
@@ -115,6 +133,7 @@ class JobService:
         self.clock = ManualClock()
         self.woken: list[str] = []
         self.logs = GivenLogs()
+        self.commands = GivenCommands()
         self.world = JobWorld()
         self.links = GivenClusters(self.world)
         terms = ClusterTerms(kubeconfig="")
@@ -133,6 +152,7 @@ class JobService:
             audit=AuditTrail(database, self.clock),
             limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
             logs=self.logs,
+            commands=self.commands,
             links=self.links,
             chooser=ClusterChooser(database, self.links, self.clock.now),
             service_id=SERVICE_ID,

@@ -23,6 +23,7 @@ ROLES = {"vic": TenantRole.VIEWER, "two": TenantRole.MEMBER, "amy": TenantRole.A
 CALLS: Mapping[JobPermission, tuple[str, str, Any]] = {
     JobPermission.VIEW: ("GET", "", None),
     JobPermission.LOGS: ("GET", "/logs", None),
+    JobPermission.EXEC: ("POST", "/exec", {"command": ["true"]}),
     JobPermission.CANCEL: ("DELETE", "", None),
     JobPermission.RETRY: ("POST", "/retry", None),
     JobPermission.PRIORITY: ("PATCH", "", {"policy": {"priority_class": "low"}}),

@@ -9,6 +9,7 @@ from prometheus_client import Metric
 
 from agent.metrics import agent_metrics
 from agent.node_agent import NodeAgent
+from atoll.jobs.costs.prices import PriceTable
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.metrics import Metrics
@@ -17,6 +18,8 @@ from controllers.metrics import controller_metrics
 from controllers.page.serving import register_page_metrics
 from controllers.runner import register_leadership_metrics
 from extender.metrics import extender_metrics
+from jobs.accounting import GpuAccounting
+from jobs.serving import register_job_metrics
 from tests.fakes.clock import ManualClock
 from webhook.metrics import webhook_metrics
 from webhook.serving import ServingCertificate
@@ -37,7 +40,7 @@ AGENT = SimpleNamespace(
 
 def registries() -> Iterator[Metrics]:
     """Yield the metrics of each part."""
-    parts = {name: Metrics(name) for name in ("extender", "webhook", "agent", "controllers")}
+    parts = {name: Metrics(name) for name in ("extender", "webhook", "agent", "controllers", "jobs")}
     extender_metrics(parts["extender"])
     webhook_metrics(parts["webhook"], ServingCertificate())
     agent_metrics(parts["agent"], cast("NodeAgent", AGENT))
@@ -45,6 +48,18 @@ def registries() -> Iterator[Metrics]:
     GpuStatsPublisher(parts["controllers"], cast("ClusterMirror", SimpleNamespace()), ManualClock())
     register_leadership_metrics(parts["controllers"], cast("Any", SimpleNamespace(is_leader=True)))
     register_page_metrics(parts["controllers"], cast("Any", SimpleNamespace(watchers=0, spent_seconds=0.0)))
+    mirror = cast("ClusterMirror", SimpleNamespace(on_change=lambda _listener: None))
+    accounting = GpuAccounting(
+        mirror,
+        cast("Any", None),
+        ManualClock(),
+        cluster="local",
+        prices=PriceTable(),
+        spot=(),
+        tenant_of=str,
+        wake=lambda _job: None,
+    )
+    register_job_metrics(parts["jobs"], lambda: True, lambda: 0, accounting)
     for name, metrics in parts.items():
         count_calls(metrics, cast("Any", SimpleNamespace(throttled_seconds=0.0)))
         if name != "agent":

@@ -26,6 +26,7 @@ LABELS = {
     "resource": f"{len(RESOURCES)} resources, four subresources and `other`",
     "source": "three sources of a claim",
     "state": "states of a GPU, or of a waiting pod",
+    "use": "seven uses of a GPU's time",
     "verb": "verbs of the API, or of kube-scheduler's calls",
 }
 """Every label that a metric may have, and why its values are bounded."""
@@ -66,7 +67,7 @@ def test_labels_are_known_to_be_bounded() -> None:
 def test_names_follow_the_conventions(families: dict[str, Metric]) -> None:
     """Lower-case words with the part first and the unit last; seconds, never milliseconds; counters end with _total."""
     for name, family in families.items():
-        assert re.fullmatch(r"atoll_(extender|webhook|agent|controllers)_[a-z][a-z_]*[a-z]", name)
+        assert re.fullmatch(r"atoll_(extender|webhook|agent|controllers|jobs)_[a-z][a-z_]*[a-z]", name)
         assert not re.search(r"_(ms|millis|milliseconds|minutes|mb|kb|percent)(_|$)", name)
         assert family.documentation
         assert (family.type == "counter") == name.endswith("_total")
