@@ -17,7 +17,16 @@ from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_requests import member_requests
-from atoll.cluster.gangs.membership import GangKey, GangMember, MemberStage, gang_key, key_of, members_of, stage_of
+from atoll.cluster.gangs.membership import (
+    GangKey,
+    GangMember,
+    MemberStage,
+    gang_key,
+    has_gate,
+    key_of,
+    members_of,
+    stage_of,
+)
 from atoll.cluster.gangs.node_domains import (
     NodeDomains,
     choose_topology,
@@ -329,13 +338,15 @@ class GangCache:
         return left
 
     def _coming_to(self, pod: Pod) -> str:
-        """Return the node that a pod without one is about to start on, as far as somebody has said so."""
+        """Return the node that a pod without one is about to start on, as far as somebody has said so. A nomination
+        that was left on a gated member without Leases means nothing."""
         uid = pod.metadata.uid
         assumed = self.mirror.ledger.assumed(uid)
         if assumed is not None:
             return assumed.node
         leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
-        return leases[0].node if leases else pod.status.nominated_node_name or self._homes.get(uid, "")
+        nominated = "" if has_gate(pod) else pod.status.nominated_node_name
+        return leases[0].node if leases else nominated or self._homes.get(uid, "")
 
 
 def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:
