@@ -29,7 +29,7 @@ from devcluster.system_programs import unpack_packages
 REFERENCE = "docker.io/library/atoll:0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "deploy" / "image" / "requirements.lock"
-PACKAGES = ("topology", "atoll", "extender", "webhook", "agent", "controllers", "jobs", "atollctl")
+PACKAGES = ("topology", "atoll", "extender", "webhook", "agent", "controllers", "jobs", "pipelines", "atollctl")
 START: Mapping[str, Any] = {
     "Entrypoint": ["python", "-m"],
     "Cmd": ["atollctl", "--help"],
