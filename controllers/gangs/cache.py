@@ -18,6 +18,7 @@ from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import (
+    STARTED,
     GangKey,
     GangMember,
     MemberStage,
@@ -136,9 +137,11 @@ class GangCache:
             self._gone.setdefault(key, {})[last.metadata.uid] = last
 
     def _gone_of(self, gang: GpuGang) -> list[Pod]:
-        """Return members that succeeded in this admission and were deleted, but are not in the status yet."""
+        """Return members that succeeded in this admission and were deleted, but are not in the status yet; also for a
+        GpuGang that is about to take over running members."""
         status, gone = gang.status or GpuGangStatus(), self._gone.pop(key_of(gang), None)
-        if not gone or not conditions.is_true(status.conditions, names.CONDITION_ADMITTED):
+        is_admitted = conditions.is_true(status.conditions, names.CONDITION_ADMITTED)
+        if not gone or not (is_admitted or any(stage_of(pod) in STARTED for pod in self.pods_of(key_of(gang)))):
             return []
         known = known_uids(status.succeeded)
         self._gone[key_of(gang)] = left = {uid: pod for uid, pod in gone.items() if uid not in known}

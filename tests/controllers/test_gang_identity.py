@@ -121,6 +121,24 @@ async def test_a_member_that_is_collected_after_its_success_evicts_nobody(tmp_pa
         )
 
 
+async def test_a_gang_that_is_made_anew_counts_a_success_whose_pod_goes_at_once(tmp_path: Path) -> None:
+    """The new GpuGang takes over the members that run; the one that is done was deleted before anybody looked."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_gang("g", 4, minMember=4)
+        for number in range(4):
+            made.add_member("g", number, gpus=2, restartPolicy="Never")
+        await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(4)))
+        made.run_all("g", 4)
+        made.end("g-0")
+        await settled(running, lambda: made.gang("g")["status"].get("succeeded"))
+        made.server.remove(f"{GANGS}/g")
+        made.add_gang("g", 4, minMember=4)
+        made.delete("g-0")
+
+        await settled(running, lambda: made.gang("g").get("status", {}).get("succeeded"))
+        await settled(running, lambda: made.gang("g")["status"]["ready"] == 4)
+
+
 async def test_one_that_still_terminates_since_an_earlier_admission_ends_no_later_one(tmp_path: Path) -> None:
     """kube-scheduler took it then; the gang runs elsewhere by now and loses a member: it waits for a successor."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:

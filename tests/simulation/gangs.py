@@ -183,6 +183,8 @@ class GangJudge:
         """Uids by the admission in which they were ungated."""
         self._just_deleted: dict[str, dict[str, float]] = {}
         """By gang: when members were deleted that were gated and held GPUs."""
+        self._lost: dict[str, set[str]] = {}
+        """By admission: those of them that were deleted after its first member was let go; each is replaced by itself."""
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
@@ -210,6 +212,10 @@ class GangJudge:
                 self._taken.add(admission_of(new))
         if new is None and old is not None and old["spec"].get("schedulingGates") and self._leases()[uid_of(old)]:
             self._just_deleted.setdefault(gang_of(old), {})[uid_of(old)] = self._loop.time()
+            gang = self._server.objects.get(f"{GANGS}/{gang_of(old)}") or {}
+            admission = (gang.get("status") or {}).get("admission", "")
+            if self._let_go.get(admission):
+                self._lost.setdefault(admission, set()).add(uid_of(old))
         self._recount(gang_of(new or old or {}))
 
     def _on_let_go(self, pod: Object) -> None:
@@ -226,6 +232,7 @@ class GangJudge:
         known.add(uid)
         deleted = self._just_deleted.get(name, {})
         lost |= {one for one, at in deleted.items() if self._loop.time() - at <= LAG_SECONDS}
+        lost |= self._lost.get(admission, set())
         if len(held | job.done) + len(lost) < job.count:
             self._break(
                 8,
