@@ -40,7 +40,7 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Cut every connection and end it."""
-        self.run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "-s", "stop")
+        self.run("pg_ctl", "-D", self._data, "-m", "fast", "-w", "-s", "stop")
 
     def client_options(self) -> tuple[str, ...]:
         """Return what its client programs need to reach it."""

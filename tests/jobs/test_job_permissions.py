@@ -29,6 +29,7 @@ WORDS = {
     "retry": "viewer=own member=own admin operator",
     "exec": "viewer=own member=own admin operator",
     "priority": "viewer=own member=own admin operator",
+    "critical": "admin operator",
 }
 """Who may, said a second time: a changed permission has to be meant."""
 CASES = list(itertools.product(JobPermission, TenantRole, (True, False)))

@@ -56,7 +56,7 @@ def test_output_is_kept_up_to_a_limit() -> None:
     assert (len(result.stdout), result.is_truncated) == (OUTPUT_BYTES_MAX, True)
 
 
-class Kubelet:
+class ExecKubelet:
     """Answers exec as the API server does."""
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ class Kubelet:
 
 
 @pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[tuple[PodExec, Kubelet]]:
+async def running(tmp_path: Path) -> AsyncIterator[tuple[PodExec, ExecKubelet]]:
     """A runner, and the kubelet behind it."""
-    kubelet, server = Kubelet(), FakeApiServer()
+    kubelet, server = ExecKubelet(), FakeApiServer()
     pod = {"metadata": {"name": "tune-0", "labels": {job_names.JOB_ID: "j1"}, "creationTimestamp": "2026-01-31"}}
     server.put(paths.pods("tenant-acme", "tune-0"), pod)
     application = web.Application()
@@ -93,7 +93,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[PodExec, Kubelet]]:
             yield PodExec(client_of, await Credentials.load(config), cluster="local"), kubelet
 
 
-async def test_a_command_runs_and_its_output_comes_back(running: tuple[PodExec, Kubelet]) -> None:
+async def test_a_command_runs_and_its_output_comes_back(running: tuple[PodExec, ExecKubelet]) -> None:
     """Both streams and the exit code; the words of the command arrive as they are."""
     runner, kubelet = running
     done = await runner.run(RECORD, ["sh", "-c", "echo hello & exit 3"], pod=None, timeout_seconds=5)
@@ -102,7 +102,7 @@ async def test_a_command_runs_and_its_output_comes_back(running: tuple[PodExec, 
     assert (bytes(done.stdout), bytes(done.stderr), done.exit_code) == (b"hello\n", b"warning\n", 3)
 
 
-async def test_a_command_that_does_not_end_gives_what_it_printed(running: tuple[PodExec, Kubelet]) -> None:
+async def test_a_command_that_does_not_end_gives_what_it_printed(running: tuple[PodExec, ExecKubelet]) -> None:
     """Without an exit code; a pod of another job is not found."""
     runner, kubelet = running
     kubelet.messages = [b"\x01hello\n"]

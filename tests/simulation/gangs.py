@@ -184,7 +184,7 @@ class GangJudge:
         self._just_deleted: dict[str, dict[str, float]] = {}
         """By gang: when members were deleted that were gated and held GPUs."""
         self._lost: dict[str, set[str]] = {}
-        """By admission: those of them that were deleted after its first member was let go; each is replaced by itself."""
+        """By admission: those of them that went after its first member was let go; each is replaced by itself."""
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()

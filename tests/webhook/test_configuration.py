@@ -73,13 +73,13 @@ def test_only_the_creation_of_pods_is_sent(webhook: dict[str, Any]) -> None:
 
 
 def test_the_namespaces_that_keep_the_cluster_alive_are_left_out(webhook: dict[str, Any]) -> None:
-    """A dead webhook can neither keep the network plugin nor itself from starting."""
+    """A dead webhook can keep neither the network plugin nor itself or an agent from starting."""
     (expression,) = webhook["namespaceSelector"]["matchExpressions"]
 
     assert expression == {
         "key": "kubernetes.io/metadata.name",
         "operator": "NotIn",
-        "values": ["kube-system", names.SYSTEM_NAMESPACE],
+        "values": ["kube-system", names.SYSTEM_NAMESPACE, names.HEARTBEAT_NAMESPACE],
     }
 
 

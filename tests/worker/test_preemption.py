@@ -27,6 +27,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
     """Begin a watch whose clocks stand still, on a file of the test."""
     begun: list[Preemption] = []
     before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def start(**settings: object) -> Preemption:
         found = Preemption(
@@ -46,7 +47,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
     yield start
     for one in reversed(begun):
         one.close()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.signal(signal.SIGTERM, before or signal.SIG_DFL) is signal.SIG_DFL
     assert signal.set_wakeup_fd(-1) == -1
 
 
