@@ -1,7 +1,7 @@
 """Which GPUs of one node a request would get, and what that choice costs against other nodes.
 
 `select` returns a Candidate or a Rejection. Filter, prioritize, bind and wake-ups all use it, so they agree. Ties
-between nodes are broken by (model preference, cost, node name).
+between nodes are broken by (model preference, cost, node name); `verdicts` and `fleet` choose the node.
 Everything but the name is decided per cell, see atoll.cluster.machines, and kept: `offer` for one cell, `keys_of` for
 many at once from the same tables.
 """

@@ -1,5 +1,7 @@
 """Serves the page beside the reconcilers, and never at their expense.
 
+`view` says what is shown, `authorization` who may see it, `controllers.settings` where it listens.
+
 A port that is taken is logged and tried again; the controllers do not end because of the page.
 """
 

@@ -1,4 +1,5 @@
-"""Whether a gang has its quorum, and whether its members are ready. Counting only, no time.
+"""Whether a gang has its quorum, and whether its members are ready. Counting only, no time:
+`lifecycle` decides what follows, and `readiness_policy` has the times.
 
 Ready are members that are ready or have succeeded; failed and deleted ones never count. A succeeded member keeps
 counting while its successor starts, so that the condition does not flap.

@@ -1,3 +1,4 @@
+{{/* What parts share: labels, image, security, placement, budget, arguments. Ports and probes are in the template of each. */}}
 {{/* Labels of a part: what selects it, and what Prometheus tells apart. Argument: the component. */}}
 {{- define "atoll.labels" -}}
 {app.kubernetes.io/name: atoll, app.kubernetes.io/component: {{ . }}}
