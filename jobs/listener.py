@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from atoll.service.connections import IDLE_SECONDS, READ_SECONDS, Admission, Connection
-from atoll.service.http import BACKLOG, STOP_SECONDS
+from atoll.service.http import ALL_ADDRESSES, BACKLOG, STOP_SECONDS
 from jobs.bounds import BoundedRequests
 
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -59,7 +59,7 @@ async def serving(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | 
     make = _protocols(BoundedRequests(app, guard_of=guard_of), state)
     server = await loop.create_server(
         lambda: PeerConnection(admission, make(), peers),
-        host,
+        None if host == ALL_ADDRESSES else host,
         port,
         ssl=context,
         backlog=BACKLOG,

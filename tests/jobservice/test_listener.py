@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,9 +28,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-async def call(port: int, data: bytes, *, ends: bool = False) -> bytes:
+async def call(port: int, data: bytes, *, ends: bool = False, address: str = "127.0.0.1") -> bytes:
     """Send bytes and return everything that is answered until the server has no more to say."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(address, port)
     writer.write(data)
     if ends:
         writer.write_eof()
@@ -55,6 +56,15 @@ async def test_a_request_is_answered() -> None:
     async with serving(echo, "127.0.0.1", 0) as port:
         assert (await call(port, post(b"x" * 100_000))).endswith(b"\r\n\r\n100000")
         assert (await call(port, post(b""))).endswith(b"\r\n\r\n0")
+
+
+async def test_all_addresses_are_those_of_both_families() -> None:
+    """`*` answers to IPv4 and IPv6, as clusters of either family need."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    async with serving(echo, "*", free):
+        for address in ("127.0.0.1", "::1"):
+            assert (await call(free, post(b"x"), address=address)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_large_body_is_refused() -> None:
