@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
+from devcluster.errors import AdminApiError
 from devcluster.machines import GpuMachine
 from devcluster.nvidia import DEVICE_MAJOR, STRICT_HANDLER
 from tests.e2e.machine_room import (
@@ -54,10 +55,14 @@ def unclaimed(world: RealCluster, name: str, node: str, **spec: Any) -> set[str]
 
 
 def test_claimed_pods_get_their_devices_and_unclaimed_ones_get_nothing(one: RealCluster) -> None:
-    """runc is the default, Atoll's class is injected: who holds a GPU finds its node, who asks for all finds none."""
-    body = looking_pod(one, "claimed", "one")
-    body["metadata"]["annotations"].update(CDI_ANNOTATION)
-    pod = one.create(body)
+    """runc is the default, Atoll's class is injected: who holds a GPU finds its node, who asks for all finds none.
+
+    A claimed pod that asks the runtime for other devices by annotation is not created."""
+    asking = looking_pod(one, "asking", "one")
+    asking["metadata"]["annotations"].update(CDI_ANNOTATION)
+    with pytest.raises(AdminApiError, match=r"cdi\.k8s\.io/test"):
+        one.create(asking)
+    pod = one.create(looking_pod(one, "claimed", "one"))
     one.wait_running("claimed")
 
     seen = one.seen("claimed")
