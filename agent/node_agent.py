@@ -232,7 +232,7 @@ class NodeAgent:
             last_empty=self._evidence.empty if self._evidence else frozenset(),
             last_host=previous.host_uses if previous else (),
         )
-        report = await self._compose(observation, evidence, previous, position=position)
+        report = await self._compose(observation, evidence, self._writer.known_report, position=position)
         if rewinds_count != self._rewinds_count:
             return
         if self._writer.is_news(report) or schedule.must_publish(is_complete=evidence.is_complete):
@@ -423,7 +423,7 @@ class NodeAgent:
     def _on_rewind(self) -> None:
         """The API server was restored: forget versions and the stored report, list again, and publish a report."""
         self._rewinds_count += 1
-        self._writer.stored = None
+        self._writer.forget()
         self._fresh_version = ""
         for reflector in (self.pods, self._nodes, self._reports):
             reflector.begin_anew()

@@ -74,6 +74,7 @@ class StatusWriter:
         self._sequence = 0
         self._refused: tuple[GpuNodeStatusReport, GpuNodeStatusReport | None] | None = None
         self.stored: GpuNodeStatus | None = None
+        self._last: GpuNodeStatusReport | None = None
 
     @property
     def stored_report(self) -> GpuNodeStatusReport | None:
@@ -81,15 +82,26 @@ class StatusWriter:
         return self.stored.status if self.stored is not None else None
 
     @property
+    def known_report(self) -> GpuNodeStatusReport | None:
+        """The stored report; after somebody deleted the object, the last one known. Incidents end by their cures, and
+        ids stay with their cards, whatever becomes of the object."""
+        return self.stored_report or self._last
+
+    @property
     def releases(self) -> Mapping[str, str]:
         """Time at which an administrator declared a device well, by uuid."""
         return {one.uuid: one.time for one in self.stored.spec.releases} if self.stored is not None else {}
+
+    def forget(self) -> None:
+        """Forget every report: the API server was restored, and what is known lies in a future that never was."""
+        self.stored = self._last = None
 
     def take(self, seen: GpuNodeStatus) -> None:
         """Store the object from an answer or the watch, unless it is older than the known one."""
         version, known = seen.metadata.resource_version, self.stored
         if known is None or not is_older(version, known.metadata.resource_version):
             self.stored = seen
+            self._last = seen.status or self._last
 
     def is_news(self, report: GpuNodeStatusReport) -> bool:
         """True if a report is worth a write: it has news beyond fields that the API server dropped before, as one with

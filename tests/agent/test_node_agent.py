@@ -402,15 +402,21 @@ async def test_a_replaced_card_waits_for_the_lease_of_its_id(world: World) -> No
     assert len(world.report["devices"]) == 8
 
 
-async def test_a_deleted_report_is_written_again(world: World) -> None:
-    """Somebody deleted the object: the agent notices by its watch and publishes at once."""
+async def test_a_deleted_report_is_written_again_with_its_open_incidents(world: World) -> None:
+    """Somebody deleted the object: the agent notices by its watch and publishes at once. No driver tells an XID twice,
+    so the card would count as healthy if the agent forgot it."""
+    xid = {"kind": "xid", "code": 79, "firstTime": "2026-01-31T11:00:00Z", "lastTime": "2026-01-31T11:00:00Z"}
     async with world.agent():
         await until(lambda: world.sequence == 2)
+        edited = json.loads(json.dumps(world.server.objects[REPORT]))
+        edited["status"]["devices"][3]["incidents"] = [xid]
+        world.server.put(REPORT, edited)
 
         world.server.remove(REPORT)
         await until(lambda: world.sequence == 3)
 
     assert len(world.report["devices"]) == 8
+    assert [incident["code"] for incident in world.report["devices"][3]["incidents"]] == [79]
 
 
 async def test_two_devices_of_one_id_get_ids_of_their_own(world: World) -> None:
