@@ -4,7 +4,6 @@ Only public addresses are reached, checked for the address that is connected to;
 by name. Redirects are not followed. Secrets are read when a call is made, and are cut out of what comes back.
 """
 
-import ipaddress
 import json
 import socket
 from collections.abc import Iterable, Mapping
@@ -17,15 +16,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
+from atoll.ml.uris import is_public
+
 BODY_BYTES_MAX: Final = 64 * 1024
 SECRET_BYTES_MAX: Final = 64 * 1024
 SECRET_LENGTH_MIN: Final = 8
 """Shorter secrets are refused: cutting them out would garble every text."""
 HIDDEN: Final = "***"
-EMBEDDING: Final = tuple(
-    ipaddress.ip_network(one) for one in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
-)
-"""Networks of IPv6 whose addresses carry an address of IPv4, which could be private."""
 
 
 class CallRefused(Exception):
@@ -46,20 +43,6 @@ class OutgoingCall:
     headers: Mapping[str, str]
     secret_headers: Mapping[str, str]
     body: Any
-
-
-def is_public(address: str) -> bool:
-    """Return whether an address belongs to the internet and not to this machine, cluster or network."""
-    try:
-        one = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(one, ipaddress.IPv6Address):
-        if one.ipv4_mapped is not None:
-            return is_public(str(one.ipv4_mapped))
-        if any(one in network for network in EMBEDDING):
-            return False
-    return one.is_global and not one.is_multicast
 
 
 class GuardedResolver(AbstractResolver):

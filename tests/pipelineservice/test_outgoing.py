@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient, is_public
+from atoll.ml.uris import is_public
+from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
 
 SECRET = "Bearer sesame-9f86d081"
 
