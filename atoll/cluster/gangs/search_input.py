@@ -228,9 +228,14 @@ def search_input(
     return GangSearchInput(Gang(pod_sets, topology_request(spec.topology)), cluster.snapshot(node_domains), asked)
 
 
+def _named(spec: GpuGangSpec, name: str) -> GangPodSet:
+    """Return the pod set of a name, or of a part of it."""
+    return next(one for one in spec.pod_sets if one.name == name.partition(PART)[0])
+
+
 def _is_free(spec: GpuGangSpec, name: str) -> bool:
     """Tell whether no topology keeps the pod set near other members."""
-    named = next(one for one in spec.pod_sets if one.name == name.partition(PART)[0])
+    named = _named(spec, name)
     wanted = (spec.topology, spec.topology_of(named))
     return named.group is None and all(one is None or one.mode is TopologyMode.UNCONSTRAINED for one in wanted)
 
@@ -349,7 +354,7 @@ def _scattered(
     spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: host_fit.Volumes
 ) -> Obstacle | None:
     """Return an obstacle for slices with volumes: slices need consecutive ranks, members must go to their volumes."""
-    named = next(one for one in spec.pod_sets if one.name == name.partition(PART)[0])
+    named = _named(spec, name)
     wanted = spec.topology_of(named) or spec.topology
     if PART not in name or wanted is None or not wanted.slices or not members:
         return None
@@ -378,8 +383,8 @@ def _pod_set(
     kinds: Mapping[NodeShape, str],
     models: Models,
 ) -> PodSet:
-    named = next((pod_set for pod_set in spec.pod_sets if pod_set.name == name.partition(PART)[0]), None)
-    wanted = spec.topology_of(named) if named is not None else None
+    named = _named(spec, name)
+    wanted = spec.topology_of(named)
     pod = members[0].pod
     nodes = [cluster.nodes[host] for host in node_domains.paths]
     excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on, volumes=cluster.volumes)
@@ -422,13 +427,12 @@ def _admitted(
     return admitted, refused
 
 
-def _group(named: GangPodSet | None, name: str, pod: Pod) -> str:
+def _group(named: GangPodSet, name: str, pod: Pod) -> str:
     """Return the group of a pod set: a leader with its workers, or the parts of one pod set; none for parts that Kueue
     has placed."""
     if PART in name and kueue_topology.is_placed_by_kueue(pod):
         return ""
-    named_group = named.group if named is not None else None
-    return named_group or (name.partition(PART)[0] if PART in name else "")
+    return named.group or (name.partition(PART)[0] if PART in name else "")
 
 
 def _enough(spec: GpuGangSpec, name: str, members: Sequence[GangMember], done: Mapping[str, int] | None) -> int:
