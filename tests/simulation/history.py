@@ -548,6 +548,10 @@ class SimulatedCluster:
                 found.append(f"{name} believes {sorted(known)} of {node} free, which are {sorted(uuids)}")
         return found
 
+    def free_counts(self) -> list[int]:
+        """Return how many GPUs of each node nobody holds or uses."""
+        return [len(self._free(node)) for node in NODES]
+
     def _free(self, node: str) -> set[str]:
         machine = self.machine(node)
         leases = [lease["metadata"].get("annotations", {}) for lease in self.server.collection(LEASES)]
