@@ -7,6 +7,7 @@ Lease without a user, no user without a Lease, no pod that waits beside free GPU
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from atoll.api import names
@@ -169,7 +170,8 @@ class SimulatedCluster:
         """Start a controllers process anew."""
         if (old := self.controllers.get(name)) is not None:
             old.kill()
-        process = self.controllers[name] = ControllersProcess(self.surroundings, name)
+        kubelet = partial(self.loop.call_later, REBUILD_SECONDS_MAX, self._revive_controllers, name)
+        process = self.controllers[name] = ControllersProcess(self.surroundings, name, kubelet)
         self.follow(name, process.session)
 
     def _new_scheduler(self) -> Scheduler:
