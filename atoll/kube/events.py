@@ -40,7 +40,7 @@ SIMILAR_NOTE = "the messages of this reason keep changing; the first ones are ev
 SERIES_SECONDS = 60.0
 FORGET_SECONDS = 360.0
 GOODBYE_SECONDS = 1.0
-"""Of a process that ends: how long its last events may take. Whoever lost leadership has a few seconds for everything."""
+"""Of a process that ends: how long its last events may take. Who lost leadership has a few seconds for everything."""
 
 
 @dataclass(frozen=True, slots=True)
