@@ -180,6 +180,8 @@ FOREIGN_KEYS = {
     "jobset.sigs.k8s.io/replicatedjob-replicas": JOBSET,
     "jobset.sigs.k8s.io/replicatedjob-name": JOBSET,
     "training.kubeflow.org/replica-type": f"{OWNERS}::test_a_pytorchjob_has_master_and_workers",
+    "ray.io/group": f"{OWNERS}::test_a_raycluster_has_its_head_and_its_groups",
+    "ray.io/worker-group-replica-index": f"{OWNERS}::test_a_raycluster_has_its_head_and_its_groups",
     "training.kubeflow.org/job-role": f"{OWNERS}::test_an_mpijob_has_launcher_and_workers_by_role",
 }
 """Of others, on members of gangs: what ranks them, what says their pod set, and where that may lie."""
