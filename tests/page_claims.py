@@ -30,7 +30,7 @@ GANGS: Final = {
     ),
     "- **No GpuGang?**": (
         "test_a_gang_is_made_for_pods_that_say_how_many_they_are test_pods_of_an_unknown_gang_are_told_what_is_missing "
-        "test_pod_sets_are_those_that_the_members_name test_the_gang_ends_with_its_owner "
+        "test_pod_sets_are_those_that_the_members_name test_the_gang_ends_with_its_owners test_a_gang_of_a_job_set_outlives_its_jobs "
         "test_pods_are_told_that_some_of_them_are_missing test_pods_are_told_that_their_gang_cannot_be_made"
     ),
     "- **All necessary members exist": (
