@@ -41,7 +41,17 @@ from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
-from controllers.gangs.writes import each, fence, nominate, raise_first, reserve, ungate, unreserve, write_status
+from controllers.gangs.writes import (
+    each,
+    fence,
+    member_annotations,
+    nominate,
+    raise_first,
+    reserve,
+    ungate,
+    unreserve,
+    write_status,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -265,7 +275,7 @@ class AdmissionReconciler:
         )
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
         if all(self._is_here(assignment) for assignment in assignments):
-            await self._ungate(assignments, status.admission)
+            await self._ungate(view, assignments, status.admission)
         return None
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
@@ -301,21 +311,22 @@ class AdmissionReconciler:
         assignments = place_missing(view, decision.members, requests, domains, snapshot)
         if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
             return False
-        await self._ungate(assignments, view.status.admission)
+        await self._ungate(view, assignments, view.status.admission)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
             status = decision.status.model_copy(update={"assignment": now})
             await write_status(self._context, self._cache, view.gang, status)
         return len(assignments) == len(decision.members)
 
-    async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
+    async def _ungate(self, view: GangView, assignments: Sequence[MemberAssignment], admission: str) -> None:
         """Ungate members, first those without GPUs: if the rest is left to another leader, it finds that by Leases."""
+        annotations = member_annotations(view, admission, [one.member for one in assignments])
 
         async def open_one(one: MemberAssignment) -> bool:
             pod, node = one.member.pod, one.allocation.node
             seen = await nominate(self._context, pod, node)
             if seen is not None:
-                await ungate(self._context, pod, node, admission, seen)
+                await ungate(self._context, pod, node, annotations[one.member.uid], seen)
             return seen is not None
 
         async def open_without_gpus(one: MemberAssignment) -> None:

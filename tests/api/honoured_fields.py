@@ -121,6 +121,11 @@ KEYS = {
     "RESERVATION": "tests/cluster/test_reservations.py::test_pod_that_names_one_never_runs_outside_it",
     "GANG_SIZE": f"{GANGS}::test_a_gang_is_made_for_pods_that_say_how_many_they_are",
     "POD_SET": DIFFERENTLY,
+    "RENDEZVOUS": "tests/webhook/test_gangs.py::test_a_member_that_asks_for_its_rendezvous_gets_the_variables",
+    "RANK": "tests/cluster/gangs/test_rendezvous.py::test_ranks_follow_the_pod_sets_and_the_members_ranks",
+    "WORLD_SIZE": "tests/cluster/gangs/test_rendezvous.py::test_ranks_follow_the_pod_sets_and_the_members_ranks",
+    "LEADER": "tests/cluster/gangs/test_rendezvous.py::test_an_address_has_the_subdomain_of_pods_that_have_one",
+    "HOSTS": "tests/cluster/gangs/test_rendezvous.py::test_a_list_of_addresses_that_is_too_long_is_left_out",
     "PREEMPTIBLE": "tests/cluster/gangs/test_gang_preemption.py::"
     "test_whoever_may_not_be_preempted_is_no_victim_and_waited_for",
     "CLAIM_UID": "tests/e2e/test_refusals.py::test_a_claim_that_goes_away_takes_its_waiting_pods_hope",
