@@ -177,6 +177,8 @@ class GangReconciler:
                 await self.write(gang, give_up(decision.status, message, now_seconds=now))
                 return BUSY_SECONDS
             await unreserve(self._context, lacking)
+            if not has_begun(view) and (len(nominated) < len(decision.members) or not self._is_whole(gang)):
+                return BUSY_SECONDS
             whole = [(member, seen) for member, seen in nominated if member not in lacking]
             return await self._ungate(view, whole)
         except (Forbidden, Invalid) as error:
@@ -187,6 +189,11 @@ class GangReconciler:
         log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
         await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
+
+    def _is_whole(self, gang: GpuGang) -> bool:
+        """Tell whether no member has left while the others were nominated."""
+        decision = decide(self._cache.view(gang), now_seconds=self._cache.now_seconds())
+        return decision.act is GangAction.UNGATE
 
     async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, dict[str, Any]]]:
         """Nominate members to the nodes of their GPUs; return those that are as they were seen."""
