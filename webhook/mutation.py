@@ -273,5 +273,7 @@ RULES_WITHOUT_GPUS: Final[tuple[Rule, ...]] = (
     _refuse_scheduler,
     _refuse_node_name,
     _refuse_class,
+    _refuse_mounts,
+    _refuse_device_annotations,
 )
 """Asked instead of a member of a gang that needs no GPUs."""
