@@ -3,6 +3,9 @@
 All gangs are weighed together under one key, in the order of `queue.in_order`, those that lack members first. A gang
 that finds no place holds nothing; it is tried again after capacity changed, or after a growing back-off. Events on the
 gang and on its first gated members say what it waits for, so that nobody takes it for a failed one.
+
+A search may take seconds, so it runs in a thread on a snapshot. What changes meanwhile is found when GPUs are reserved
+and when the status is written.
 """
 
 import asyncio
@@ -15,6 +18,7 @@ import structlog
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
+from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.gang_status import wait_for
@@ -41,7 +45,17 @@ from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
-from controllers.gangs.writes import each, fence, nominate, raise_first, reserve, ungate, unreserve, write_status
+from controllers.gangs.writes import (
+    each,
+    fence,
+    member_annotations,
+    nominate,
+    raise_first,
+    reserve,
+    ungate,
+    unreserve,
+    write_status,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -142,22 +156,24 @@ class AdmissionReconciler:
                 waits.append(CUT_SECONDS)
                 break
             if waits[-1] is not None and self._cache.rules.strict_order:
-                ahead[pool] = self._with_contender(ahead.get(pool, NOBODY), view)
+                ahead[pool] = await self._with_contender(ahead.get(pool, NOBODY), view)
             await asyncio.sleep(0)
         return waits
 
-    def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
+    async def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
         """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because
         it never fits or because what it asks for is not known, keeps nobody waiting."""
         if not self._cache.attempts_of(view.gang).contends:
             return ahead
-        usable = self._usable(view)
+        usable = await self._usable(view)
         return ahead.with_gang(_named(view), usable) if usable else ahead
 
-    def _usable(self, view: GangView) -> dict[str, int]:
+    async def _usable(self, view: GangView) -> dict[str, int]:
         members = decide(view, now_seconds=self._cache.now_seconds()).members
         requests = self._cache.requests(members)
-        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._cache.snapshot())
+        if isinstance(requests, Obstacle):
+            return {}
+        return await asyncio.to_thread(usable_positions, members, requests, self._cache.snapshot())
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
@@ -214,12 +230,12 @@ class AdmissionReconciler:
             is_whole = await self._replace(view, decision, domains, snapshot)
             return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
         key = key_of(view.gang)
+        before = ""
         if ahead.gangs:
-            before = ahead.in_the_way(usable_positions(decision.members, requests, snapshot))
+            before = ahead.in_the_way(await asyncio.to_thread(usable_positions, decision.members, requests, snapshot))
             snapshot = snapshot.without_positions(ahead.positions)
-        else:
-            before = ""
-        answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
+        own = self._preemption.with_own_gpus(key, snapshot)
+        answer = await asyncio.to_thread(find_places, view, decision.members, requests, domains, own)
         if isinstance(answer, FoundPlacement):
             return await self._admit(view, decision, answer, domains, reservation)
         if before:
@@ -265,7 +281,7 @@ class AdmissionReconciler:
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
         )
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
-        await self._ungate(assignments, status.admission, is_first=True)
+        await self._ungate(view, assignments, status.admission, is_first=True)
         return None
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
@@ -276,10 +292,8 @@ class AdmissionReconciler:
     async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
         """Create every Lease, or take it over from the GpuReservation with this uid; or leave none behind. Raises
         KubeError, also with none behind."""
-        ledger = self._context.mirror.ledger
-        for assignment in assignments:
-            if assignment.allocation.device_ids:
-                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
+        if not self._assume(assignments, reservation):
+            return False
         claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
         members = [assignment.member for assignment in assignments]
         try:
@@ -291,6 +305,21 @@ class AdmissionReconciler:
             await unreserve(self._context, members, assignments)
         return got_all
 
+    def _assume(self, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
+        """Mark the GPUs as taken; False, with none marked, if one was taken while places were searched."""
+        ledger = self._context.mirror.ledger
+        for number, assignment in enumerate(assignments):
+            if not assignment.allocation.device_ids:
+                continue
+            try:
+                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
+            except IllegalTransition as taken:
+                log.info("A GPU was taken while a gang was placed", uid=assignment.member.uid, err=str(taken))
+                for marked in assignments[:number]:
+                    ledger.forget(marked.member.uid)
+                return False
+        return True
+
     async def _replace(
         self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
     ) -> bool:
@@ -298,20 +327,23 @@ class AdmissionReconciler:
         requests = self._cache.requests(decision.members)
         if isinstance(requests, Obstacle):
             return False
-        assignments = place_missing(view, decision.members, requests, domains, snapshot)
+        assignments = await asyncio.to_thread(place_missing, view, decision.members, requests, domains, snapshot)
         if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
             return False
-        await self._ungate(assignments, view.status.admission, is_first=False)
+        await self._ungate(view, assignments, view.status.admission, is_first=False)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
             status = decision.status.model_copy(update={"assignment": now})
             await write_status(self._context, self._cache, view.gang, status)
         return len(assignments) == len(decision.members)
 
-    async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str, *, is_first: bool) -> None:
+    async def _ungate(
+        self, view: GangView, assignments: Sequence[MemberAssignment], admission: str, *, is_first: bool
+    ) -> None:
         """Nominate members, then ungate them, first those without GPUs: if the rest is left to another leader, it finds
         that by Leases. `is_first`: nobody was let go yet, so nobody is unless all are still here; the gang's own loop
         decides then."""
+        annotations = member_annotations(view, admission, [one.member for one in assignments])
         for one in assignments:
             if not one.allocation.device_ids:
                 self._cache.assume_home(one.member.uid, one.allocation.node)
@@ -320,10 +352,10 @@ class AdmissionReconciler:
             return await self._pin(one, nominate(self._context, one.member.pod, one.allocation.node))
 
         async def ungate_one(one: MemberAssignment) -> None:
-            if seen[one.member.uid] is not None:
-                await self._pin(
-                    one, ungate(self._context, one.member.pod, one.allocation.node, admission, seen[one.member.uid])
-                )
+            uid = one.member.uid
+            if seen[uid] is not None:
+                pod, node = one.member.pod, one.allocation.node
+                await self._pin(one, ungate(self._context, pod, node, annotations[uid], seen[uid]))
 
         answers = await each(assignments, nominate_one)
         raise_first(answers)

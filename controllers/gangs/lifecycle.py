@@ -14,7 +14,15 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import GangAction, LifecycleDecision, cannot_start, decide, give_up, has_begun
+from atoll.cluster.gangs.lifecycle import (
+    GangAction,
+    GangView,
+    LifecycleDecision,
+    cannot_start,
+    decide,
+    give_up,
+    has_begun,
+)
 from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
@@ -30,6 +38,7 @@ from controllers.gangs.writes import (
     each,
     fence,
     is_reserved,
+    member_annotations,
     nominate,
     raise_first,
     set_active,
@@ -171,7 +180,7 @@ class GangReconciler:
             if not has_begun(view) and (len(nominated) < len(decision.members) or not self._is_whole(gang)):
                 return BUSY_SECONDS
             whole = [(member, seen) for member, seen in nominated if member not in lacking]
-            return await self._ungate(whole, view.status.admission)
+            return await self._ungate(view, whole)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
@@ -207,10 +216,13 @@ class GangReconciler:
         raise_first(answers)
         return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
 
-    async def _ungate(self, nominated: Sequence[tuple[GangMember, dict[str, Any]]], admission: str) -> float:
+    async def _ungate(self, view: GangView, nominated: Sequence[tuple[GangMember, dict[str, Any]]]) -> float:
+        annotations = member_annotations(view, view.status.admission, [member for member, _ in nominated])
+
         async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> None:
             member, seen = entry
-            await ungate(self._context, member.pod, seen["status"]["nominatedNodeName"], admission, seen)
+            node = seen["status"]["nominatedNodeName"]
+            await ungate(self._context, member.pod, node, annotations[member.uid], seen)
 
         raise_first(await each(nominated, open_one))
         return BUSY_SECONDS
