@@ -56,6 +56,8 @@ BOOKMARK_SECONDS = 40.0
 CLEANER_SECONDS = 5.0
 JOBS_SECONDS = 0.5
 REBUILD_SECONDS_MAX = 6.0
+SLOW_THREADS = 0.2
+"""Share of the searches beside an event loop that take so long that much changes meanwhile."""
 COLLECTIONS = {
     "pods": canonical(ALL_PODS),
     "leases": LEASES,
@@ -83,6 +85,7 @@ class SimulatedCluster:
         self.plan = plan
         self.loop = loop
         self.weather = FaultPlan(plan.seed, dict(plan.rates))
+        loop.thread_seconds = self._thread_seconds
         self.server = SimulatedServer()
         self.machines: list[SimulatedNode] = []
         self.excused: set[str] = set()
@@ -549,6 +552,11 @@ class SimulatedCluster:
             if known != uuids:
                 found.append(f"{name} believes {sorted(known)} of {node} free, which are {sorted(uuids)}")
         return found
+
+    def _thread_seconds(self) -> float:
+        """Return how long a search beside an event loop takes: in rough weather sometimes seconds."""
+        is_slow = not self.weather.is_calm and not self.plan.is_calm and self.weather.draw("thread") < SLOW_THREADS
+        return self.weather.between("thread", *((0.5, 4.0) if is_slow else (0.001, 0.05)))
 
     def free_counts(self) -> list[int]:
         """Return how many GPUs of each node nobody holds or uses."""
