@@ -323,6 +323,7 @@ async def test_a_departure_whose_leases_somebody_deleted_is_in_doubt_no_more(tmp
         running.server.remove(f"{LEASES}/gpu-n1-0")
         await running.settled(lambda: not running.mirror.ledger.leases)
         running.resync()
+        assert any(name == "atoll_test_queue_keys" and value for (name, *_), value in samples(running.metrics).items())
         await running.settled(lambda: samples(running.metrics)[("atoll_test_departures_in_doubt",)] == 0)
 
 
