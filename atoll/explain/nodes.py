@@ -216,8 +216,8 @@ def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
         return f"{uids}; its agent has not looked at the machine since"
     if reason == names.REJECT_UNKNOWN_POD:
         status = next(one for one in scene.snapshot.reports if one.metadata.name == name)
-        uids = sorted(unknown_pods(status, {pod.metadata.uid: pod for pod in scene.snapshot.pods}, scene.ledger))
-        shown = ", ".join(uids[:LISTED_MAX])
+        found = unknown_pods(status, {pod.metadata.uid: pod for pod in scene.snapshot.pods}, scene.ledger)
+        shown = ", ".join(sorted(found)[:LISTED_MAX])
         return f"pods of the uids {shown} run there and may use its GPUs; its kubelet must end them first"
     return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent creates it again"
 

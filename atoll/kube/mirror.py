@@ -187,6 +187,7 @@ class ClusterMirror:
         for listener in self._rewind_listeners:
             listener()
         self.ledger.drop_all_tentative()
+        self.ledger.forget_versions()
         for reflector in self.reflectors.values():
             reflector.begin_anew()
 
