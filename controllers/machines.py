@@ -1,7 +1,8 @@
 """Machines that are gone: deletes what a deleted Node leaves behind, and acts on declarations that a machine is gone.
 
 Report and heartbeat of a name without a Node are deleted after a grace time, measured by our own clock from when the
-Node was first missed, if the agent is silent. Leases stay: this frees no GPU. A declaration that a machine is gone for
+Node was first missed, if the agent is silent. A report with cordons or XIDs that are open is kept: no agent could find
+them out again when the machine comes back. Leases stay: this frees no GPU. A declaration that a machine is gone for
 good frees the GPUs of pods that left it, through the release, which asks this module. An agent is silent if we have
 not seen its heartbeat change for long enough; no other machine's clock counts. Keys are node names.
 """
@@ -14,6 +15,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.node_status import GoneMachine
+from atoll.cluster.health import must_be_remembered
 from atoll.cluster.machine_life import MachineFacts, declaration_on, is_out_of_service
 from atoll.cluster.objects import Lease
 from atoll.cluster.release import PodTermination
@@ -204,10 +206,10 @@ class MachineReconciler:
         else:
             return RECHECK_SECONDS
         beat = mirror.heartbeats.store.get((names.HEARTBEAT_NAMESPACE, node))
-        status = mirror.reports.get(node)
+        status, keeps_report = mirror.reports.get(node), self._keeps_report(node)
         traces = (
             (paths.leases(names.HEARTBEAT_NAMESPACE, node), beat.metadata if beat is not None else None),
-            (paths.gpunodestatuses(node), status.metadata if status is not None else None),
+            (paths.gpunodestatuses(node), status.metadata if status is not None and not keeps_report else None),
         )
         for path, metadata in traces:
             if metadata is None:
@@ -226,18 +228,26 @@ class MachineReconciler:
             if declaration is not None
             else f"it has had no Node for {self._forget_after_seconds:.0f} s"
         )
-        log.warning("Forgot a node", node=node, why=who)
+        what = "heartbeat (its report stays, with cordons or XIDs) was" if keeps_report else "report and heartbeat were"
+        log.warning("Forgot a node", node=node, why=who, keeps_report=keeps_report)
         self._context.events.record(
             node_reference(node),
             reason=names.REASON_MACHINE_FORGOTTEN,
-            note=f"report and heartbeat of node {node} were deleted: {who}; GPUs in doubt stay in doubt",
+            note=f"{what} of node {node} deleted: {who}; GPUs in doubt stay in doubt",
             action="Forget",
         )
         return None
 
     def _has_traces(self, node: str) -> bool:
         mirror = self._context.mirror
-        return node in mirror.reports or (names.HEARTBEAT_NAMESPACE, node) in mirror.heartbeats.store
+        has_report = node in mirror.reports and not self._keeps_report(node)
+        return has_report or (names.HEARTBEAT_NAMESPACE, node) in mirror.heartbeats.store
+
+    def _keeps_report(self, node: str) -> bool:
+        """Return whether the report must outlive its Node: nobody said that this machine never comes back."""
+        status = self._context.mirror.reports.get(node)
+        declaration = self._declarations.on(node, self._reports_of(node))
+        return status is not None and must_be_remembered(status) and not (declaration and declaration.forget)
 
     def _has_declaration(self, node: str) -> bool:
         status = self._context.mirror.reports.get(node)

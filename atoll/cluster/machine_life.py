@@ -73,7 +73,8 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
         "kept while its Node is", "freed: declared", "a report or kubelet of it takes the word back"
     ),
     MachinePhase.DELETED: PhaseRules(
-        "deleted with its heartbeat after `--forget-nodes-after-seconds`, and its alerts with them",
+        "deleted with its heartbeat after `--forget-nodes-after-seconds`, and its alerts with them; one with "
+        "cordons or open XIDs is kept, AtollMachinesGone after 2 hours",
         "kept, in doubt",
         "its Node comes back; `atoll node forget`",
     ),

@@ -1,6 +1,7 @@
 """Deleted Nodes and permanently lost machines: what is removed, what stays, and who can declare GPUs free."""
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from atoll.api import names
+from atoll.cluster.gpu_stats import gpu_stats_of
 from atoll.cluster.leases import Holder
 from atoll.kube.errors import Conflict
 from tests.builders import lease_json
@@ -60,6 +62,42 @@ async def test_what_a_deleted_node_leaves_goes_after_the_grace_time(tmp_path: Pa
         assert running.lease(0), "the end of a Node is no proof"
         assert (names.REASON_MACHINE_FORGOTTEN, "n1") in running.notes.recorded
         assert running.mirror.ledger.is_stale("n1", running.mirror._clock.monotonic_seconds())
+
+
+XID = {"kind": "xid", "code": 79, "firstTime": "2026-01-01T00:00:00Z", "lastTime": "2026-01-01T00:00:00Z"}
+REMEMBERED: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "a cordon": ({"cordons": [{"uuid": "GPU-1", "reason": "smells"}]}, {}, True),
+    "an open XID that takes the card out": ({}, XID, True),
+    "an XID with an unknown number": ({}, {**XID, "code": 9999}, True),
+    "an XID that a reset has ended": ({}, {**XID, "endedTime": "2026-01-02T00:00:00Z"}, False),
+    "an XID of a program": ({}, {**XID, "code": 13}, False),
+    "a fault that the next agent finds again": ({}, {**XID, "kind": "throttle", "code": 0}, False),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+async def test_what_no_agent_could_find_out_again_is_kept(tmp_path: Path, name: str) -> None:
+    """A machine that is back after a repair of its power supply is as cordoned and as ill as it was. Its alerts end all
+    the same, and whoever knows that it never comes back has it forgotten."""
+    spec, incident, is_kept = REMEMBERED[name]
+
+    def setup(server: InMemoryServer) -> None:
+        node_lacks(server)
+        report = server.objects[REPORT]
+        report["status"]["devices"][0]["incidents"] = [incident] if incident else []
+        server.put(REPORT, {**report, "spec": {**report.get("spec", {}), **spec}})
+
+    async with running_controllers(tmp_path, setup, settings=SOON) as running:
+        await running.settled(lambda: BEAT not in running.server.objects)
+        await running.settled(lambda: (names.REASON_MACHINE_FORGOTTEN, "n1") in running.notes.recorded)
+        kept = traces(running)
+        figures = gpu_stats_of(running.mirror.ledger, math.inf, gone={"n1"})
+        if is_kept:
+            say(running, forget=True)
+            await running.settled(lambda: not traces(running))
+
+    assert kept == ({REPORT} if is_kept else set())
+    assert (figures.silent_nodes, figures.gpus) == (0, {})
 
 
 @pytest.mark.parametrize("why", ["the grace time is not over", "the Node is there", "the agent is heard"])
