@@ -16,6 +16,7 @@ from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence, with_allocations
 from agent.heartbeat import HeartbeatWriter
 from agent.identities import LeaseLookup, assign
+from agent.inventory import MachineInventory
 from agent.kubelet import Kubelet, kubelet_url
 from agent.observation import MachineObserver, Observation
 from agent.pod_resources import plugin_names
@@ -356,19 +357,20 @@ class NodeAgent:
             releases=self._writer.releases,
         )
         machine = observation.machine
-        known = inventory_of(previous, machine, context).ids
+        inventory = inventory_of(previous, machine, context)
         return build_report(
             machine,
-            ids=await self._ids(uuids_by_slot(machine), known=known),
+            ids=await self._ids(uuids_by_slot(machine), inventory),
             evidence=evidence,
             previous=previous,
             context=context,
         )
 
-    async def _ids(self, uuids: Sequence[str], *, known: dict[str, int]) -> dict[str, int]:
+    async def _ids(self, uuids: Sequence[str], inventory: MachineInventory) -> dict[str, int]:
         """Ids of the devices; Leases are read only if a new device needs an id."""
         leases: dict[int, str | None] = {}
-        while isinstance(step := assign(uuids, known=known, leases=leases), LeaseLookup):
+        known, free_from = inventory.ids, inventory.free_ids_from
+        while isinstance(step := assign(uuids, known=known, leases=leases, free_from=free_from), LeaseLookup):
             for device_id in step.ids:
                 leases[device_id] = await self._lease_uuid(device_id)
         return dict(step.ids)

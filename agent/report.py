@@ -90,6 +90,7 @@ def build_report(
         observed_time=previous.observed_time if previous else None,
         devices=devices,
         departed=inventory.departed,
+        free_ids_from=inventory.free_ids_from,
         links=links,
         fabric=_fabric(reading, previous),
         pods=evidence.pods,
@@ -137,7 +138,7 @@ def _devices(
         for uuid, device in record.items()
         if uuid not in seen and not is_instance(device)
     ]
-    devices = whole + instance_devices(reading, whole, ids=ids, record=record, now=now)
+    devices = whole + instance_devices(reading, whole, ids=ids, record=record, now=now, boot_id=context.boot_id)
     return tuple(sorted(devices, key=lambda device: device.id)[:DEVICES_MAX])
 
 
