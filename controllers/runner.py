@@ -253,7 +253,7 @@ def build_loops(
         Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
-        Loop(StrandedReconciler(context, evicts=settings.stranded_pods == "evict"), clock, metrics),
+        Loop(_stranded(context, settings), clock, metrics),
         Loop(machines, clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
@@ -264,6 +264,11 @@ def build_loops(
         *((Loop(StartTaintReconciler(context, settings.start_taint), clock, metrics),) if settings.start_taint else ()),
         *(_gang_loops(context, cache) if cache is not None else ()),
     )
+
+
+def _stranded(context: Context, settings: ControllersSettings) -> StrandedReconciler:
+    evicts, after_seconds = settings.stranded_pods == "evict", settings.stranded_after_seconds
+    return StrandedReconciler(context, evicts=evicts, after_seconds=after_seconds)
 
 
 def _gang_cache(context: Context, settings: ControllersSettings) -> GangCache:
