@@ -18,9 +18,11 @@ from agent.links import nics_by_uuid, rows_by_uuid
 from agent.readings import DeviceFault, DeviceReading, LinksReading, MachineReading
 from atoll.api.node_status import (
     DEVICES_MAX,
+    GONE_MAX,
     Device,
     Evidence,
     Fabric,
+    FormerNode,
     GpuNodeStatusReport,
     Health,
     HealthState,
@@ -91,6 +93,7 @@ def build_report(
         devices=devices,
         departed=inventory.departed,
         free_ids_from=inventory.free_ids_from,
+        former_nodes=_former_nodes(previous, context.node_uid),
         links=links,
         fabric=_fabric(reading, previous),
         pods=evidence.pods,
@@ -114,6 +117,16 @@ def build_report(
         healthy_count=sum(device.health.state is HealthState.HEALTHY for device in devices),
         models=", ".join(sorted({device.model for device in devices if device.model}))[:256],
     )
+
+
+def _former_nodes(previous: GpuNodeStatusReport | None, node_uid: str) -> tuple[FormerNode, ...]:
+    """Return the Nodes that had the name before, with the one of the previous report if that was another."""
+    if previous is None:
+        return ()
+    known = [one for one in previous.former_nodes if one.node_uid != node_uid]
+    if node_uid and previous.node_uid not in {"", node_uid}:
+        known.append(FormerNode(node_uid=previous.node_uid, sequence=previous.evidence.sequence))
+    return tuple(known[-GONE_MAX:])
 
 
 def inventory_of(

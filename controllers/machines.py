@@ -16,7 +16,7 @@ import structlog
 from atoll.api import names
 from atoll.api.node_status import GoneMachine
 from atoll.cluster.health import must_be_remembered
-from atoll.cluster.machine_life import MachineFacts, declaration_on, is_out_of_service
+from atoll.cluster.machine_life import MachineFacts, declaration_on, is_out_of_service, newest_sequence
 from atoll.cluster.objects import Lease
 from atoll.cluster.release import PodTermination
 from atoll.cluster.reports import silence_seconds_max
@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 RECHECK_SECONDS = 15.0
 FREEING_SECONDS = 2.0
+UNHEARD_SECONDS = 2.0
 
 
 class MachineDeclarations:
@@ -48,7 +49,8 @@ class MachineDeclarations:
         return self.silent_in_seconds(node) > 0
 
     def silent_in_seconds(self, node: str) -> float:
-        """Return the seconds until the agent counts as silent; 0 or less if it already does."""
+        """Return the seconds until the agent counts as silent; 0 or less if it already does. Silence is what our watch
+        has shown: while it says nothing itself, a renewal may be on its way, however short the agent's period is."""
         beat = self._heartbeat(node)
         if beat is None:
             self._renewals.pop(node, None)
@@ -58,7 +60,9 @@ class MachineDeclarations:
         if renewed != beat.spec.renew_time:
             since = now
         self._renewals[node] = (beat.spec.renew_time, since)
-        return since + silence_seconds_max(beat) - now
+        silent_at = since + silence_seconds_max(beat)
+        heard_at = now - self._context.mirror.heartbeats.seconds_since_heard()
+        return silent_at - now if now < silent_at or heard_at >= silent_at else UNHEARD_SECONDS
 
     def facts(self, node: str) -> MachineFacts:
         """Return the facts about the machine with this name."""
@@ -71,9 +75,10 @@ class MachineDeclarations:
 
     def applied(self, termination: PodTermination) -> PodTermination:
         """Return the termination with the declaration for its machine. A report that is known to come from that
-        machine, under any uid, overrides a declaration while its agent is alive."""
+        machine, under any uid, overrides earlier declarations, and every declaration while its agent is alive."""
         declaration = self.on(termination.node, termination.node_uid)
-        is_contradicted = termination.is_of_machine and self.is_heard(termination.node)
+        has_reported = declaration is not None and newest_sequence(self.facts(termination.node)) > declaration.sequence
+        is_contradicted = termination.is_of_machine and (has_reported or self.is_heard(termination.node))
         return replace(termination, is_declared=declaration is not None and not is_contradicted)
 
     def follow(self, nodes: Iterable[str]) -> None:
@@ -171,10 +176,11 @@ class MachineReconciler:
         return status.status.node_uid if status is not None and status.status is not None else ""
 
     def _frees_yet(self, node: str, declaration: GoneMachine) -> bool:
-        """Return whether Leases still wait to be freed by the declaration, which is deleted with the report."""
-        mirror = self._context.mirror
-        held = (r for r in mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, declaration.node_uid))
-        return any(record.holder.uid not in mirror.pods.by_uid for record in held)
+        """Return whether Leases still wait to be freed by the declaration, which is deleted with the report. Pods that
+        are there now may be deleted a moment later: Kubernetes does that itself once the Node is gone."""
+        leases = self._context.mirror.ledger.leases.values()
+        held = (record for record in leases if (record.node, record.node_uid) == (node, declaration.node_uid))
+        return any(not record.holder.is_reservation for record in held)
 
     def _record(self, node: str, declaration: GoneMachine, *, count: int) -> None:
         who, machine = declaration.by or "somebody", f"machine {declaration.node_uid} of node {node}"

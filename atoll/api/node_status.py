@@ -16,6 +16,7 @@ DEVICES_MAX = 512
 PODS_MAX = 1024
 DEPARTED_MAX = 64
 DEPARTED_INSTANCES_MAX = 64
+GONE_MAX = 16
 """Most departed cards whose ids are kept: eight swaps of eight cards."""
 DEPARTED_INCIDENTS_MAX = 4
 
@@ -156,6 +157,13 @@ class DepartedDevice(Model):
     ] = ()
 
 
+class FormerNode(Model):
+    """A Node that had the name before, and how far its reports went: a later declaration about it may count."""
+
+    node_uid: Annotated[str, Field(description="uid of the Node", min_length=1, max_length=64)]
+    sequence: Annotated[int, Field(description="sequence of its last report", ge=0)] = 0
+
+
 class Nic(Model):
     """One network adapter, and its PCIe relation to each device in the order of `devices`."""
 
@@ -263,6 +271,10 @@ class GpuNodeStatusReport(Model):
             json_schema_extra=list_map("uuid"),
         ),
     ] = ()
+    former_nodes: Annotated[
+        tuple[FormerNode, ...],
+        Field(description="Nodes that had the name before, latest last", max_length=GONE_MAX),
+    ] = ()
     free_ids_from: Annotated[
         int,
         Field(ge=0, le=65536, description="lower ids had cards that are not listed any more; no other card gets them"),
@@ -328,9 +340,6 @@ class GoneMachine(Model):
         ),
     ] = 0
     forget: Annotated[bool, Field(description="also delete report and heartbeat, once the Node is gone")] = False
-
-
-GONE_MAX = 16
 
 
 class GpuNodeStatusSpec(Model):

@@ -130,6 +130,7 @@ def test_another_machine_under_the_old_name_begins_anew() -> None:
 
     assert [(one.uuid, one.id) for one in report.devices] == [("V0", 0), ("V1", 1)]
     assert not report.departed
+    assert [(one.node_uid, one.sequence) for one in report.former_nodes] == [("u1", old.evidence.sequence)]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from atoll.api import names
 from atoll.cluster.gpu_stats import gpu_stats_of
 from atoll.cluster.leases import Holder
 from atoll.kube.errors import Conflict
-from tests.builders import lease_json
+from controllers.machines import MachineDeclarations
+from tests.builders import lease_json, make_allocation
 from tests.controllers.harness import (
     HEARTBEATS,
     LEASES,
+    PODS,
     REPORTS,
     ControllerHarness,
     InMemoryServer,
@@ -154,6 +156,44 @@ async def test_a_word_frees_what_left_and_forgets_the_rest(tmp_path: Path) -> No
         assert note.startswith("jane declared machine uid-of-n1 of node n1 gone for good: scrapped")
 
 
+async def test_a_word_to_forget_waits_for_the_pods(tmp_path: Path) -> None:
+    """Somebody declares the machine gone first and deletes its pods afterwards, or Kubernetes does: the declaration
+    stays until it has freed their GPUs."""
+    async with running_controllers(tmp_path, node_lacks, settings=LATER) as running:
+        running.put_pod("left", node="n1", phase="Running", allocation=make_allocation("n1", 0))
+        await running.settled(lambda: LEFT.uid in running.mirror.pods.by_uid)
+        say(running, forget=True)
+        await running.settled(lambda: (names.REASON_MACHINE_GONE, "n1") in running.notes.recorded)
+        waits = await reconciler(running, "machines").reconcile("n1")
+        kept = traces(running), running.held()
+        running.server.remove(f"{PODS}/left")
+        await running.settled(lambda: not running.held() and not traces(running))
+
+    assert waits is not None
+    assert kept == ({REPORT, BEAT}, {"gpu-n1-0"})
+
+
+async def test_silence_is_what_the_watch_shows(tmp_path: Path) -> None:
+    """An agent with a period of a second is not silent because our own watch has said nothing for a while."""
+
+    def setup(server: InMemoryServer) -> None:
+        lives(server, beat_seconds=1)
+        del server.objects[NODE]
+
+    async with running_controllers(tmp_path, setup, settings=LATER) as running:
+        declarations = MachineDeclarations(running.loops[0]._reconciler._context)
+        heard = [declarations.is_heard("n1")]
+        renewed, since = declarations._renewals["n1"]
+        declarations._renewals["n1"] = (renewed, since - 3600)
+        heartbeats = running.mirror.heartbeats
+        heartbeats._heard_at -= 7200
+        heard.append(declarations.is_heard("n1"))
+        heartbeats._heard_at += 7200
+        heard.append(declarations.is_heard("n1"))
+
+    assert heard == [True, True, False]
+
+
 async def test_a_word_to_release_keeps_the_report(tmp_path: Path) -> None:
     """Without `forget` only GPUs are freed."""
     async with running_controllers(tmp_path, node_lacks, settings=LATER) as running:
@@ -179,9 +219,13 @@ async def test_out_of_service_is_such_a_word(tmp_path: Path) -> None:
         assert note.startswith("taint node.kubernetes.io/out-of-service declared")
 
 
-@pytest.mark.parametrize("why", ["of another machine", "the agent is heard", "the pod is there"])
+WRONG_WORDS = ["of another machine", "the agent is heard", "the pod is there", "it reported since, as another Node"]
+
+
+@pytest.mark.parametrize("why", WRONG_WORDS)
 async def test_a_word_that_does_not_hold_frees_nothing(tmp_path: Path, why: str) -> None:
-    """A word on another uid, one that a living agent contradicts, and a pod that nobody deleted."""
+    """A word on another uid, one that a living agent contradicts, a pod that nobody deleted, and a machine that came
+    back with a new Node under its name, though it is silent again."""
 
     def setup(server: InMemoryServer) -> None:
         lives(server, beat_seconds=36_000)
@@ -189,6 +233,10 @@ async def test_a_word_that_does_not_hold_frees_nothing(tmp_path: Path, why: str)
             del server.objects[BEAT]
         if why != "the pod is there":
             del server.objects[NODE]
+        if why == "it reported since, as another Node":
+            report = server.objects[REPORT]
+            evidence = {**report["status"].get("evidence", {}), "sequence": 9}
+            server.put(REPORT, {**report, "status": {**report["status"], "nodeUid": "u2", "evidence": evidence}})
 
     async with running_controllers(tmp_path, setup, settings=LATER) as running:
         if why == "the pod is there":
