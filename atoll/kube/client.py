@@ -273,6 +273,11 @@ class ApiClient:
             if not token:
                 return
 
+    async def current_version(self, path: str, params: Params | None = None) -> str:
+        """Return the resourceVersion of a collection now. Asks once, so that a server which is away is noticed."""
+        answer = await self.request("GET", path, params={**(params or {}), "limit": 1}, retry=False)
+        return _decode_answer(answer, path).metadata.resource_version
+
     async def stream(self, path: str, params: Params, *, silence_seconds: float = 75.0) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a watch as they arrive; close it with contextlib.aclosing.
 
