@@ -216,6 +216,29 @@ async def test_a_gang_is_made_for_pods_that_say_how_many_they_are(tmp_path: Path
         await settled(running, lambda: f"{GANGS}/g" not in made.server.objects)
 
 
+async def test_members_that_ask_get_their_ranks_with_the_open_gates(tmp_path: Path) -> None:
+    """Rank, size and leader come in the write that opens the gate; a successor gets the rank that is free."""
+    ask = {names.RENDEZVOUS: "true"}
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_gang("g", 2)
+        for number in range(2):
+            made.add_member("g", number, annotations=ask)
+        await settled(running, lambda: is_let_go(made, "g"))
+        assert [rendezvous_of(made, f"g-{number}") for number in range(2)] == [("0", "2", "g-0"), ("1", "2", "g-0")]
+        made.run_all("g", 2)
+        made.end("g-1", "Failed")
+        made.delete("g-1")
+        made.add_member("g", 2, annotations=ask)
+        await settled(running, lambda: not made.is_gated("g-2"))
+        assert rendezvous_of(made, "g-2") == ("1", "2", "g-0")
+
+
+def rendezvous_of(made: GangHarness, name: str) -> tuple[str, ...]:
+    """Return rank, size and leader as a pod carries them."""
+    annotations = made.pod(name)["metadata"]["annotations"]
+    return tuple(annotations[key] for key in (names.RANK, names.WORLD_SIZE, names.LEADER))
+
+
 async def test_pods_of_an_unknown_gang_are_told_what_is_missing(tmp_path: Path) -> None:
     """Neither a GpuGang nor a size: the pods wait, and an event says what to do."""
     async with cluster() as made, term(made, tmp_path) as running:

@@ -52,6 +52,24 @@ def test_a_member_without_gpus_is_gated_and_gets_nothing_of_gpus() -> None:
     assert admit(made, defaults=defaults) == made
 
 
+@pytest.mark.parametrize("claim", ["eight", None], ids=["with GPUs", "without"])
+def test_a_member_that_asks_for_its_rendezvous_gets_the_variables(claim: str | None) -> None:
+    """They refer to the annotations that come with the open gate; a variable of the user with such a name stays."""
+    own = {"name": "ATOLL_GANG_RANK", "value": "7"}
+    pod = make_pod(
+        container(), container("side", env=[own]), claim=claim, annotations={names.GANG: "g", names.RENDEZVOUS: "true"}
+    )
+    made = admit(pod)
+    main, side = ({one["name"]: one for one in c["env"]} for c in made["spec"]["containers"])
+
+    for variable, annotation in names.GANG_VARIABLES.items():
+        reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
+        assert main[variable] == {"name": variable, "valueFrom": reference}
+    assert side["ATOLL_GANG_RANK"] == own
+    assert (names.CUDA_VISIBLE_DEVICES in main) is (claim is not None)
+    assert admit(made) == made
+
+
 MOUNT = {"name": "devices", "mountPath": "/var/run/nvidia-container-devices/all"}
 CDI = {"cdi.k8s.io/mine": "nvidia.com/gpu=all"}
 
