@@ -135,11 +135,12 @@ class HostileTenant:
         self._create_pod(metadata=metadata, **spec)
 
     def large_claim(self) -> None:
-        """A claim with as many labels."""
+        """A claim with as many labels, each write of which would cost the API server seconds."""
         self._number += 1
         metadata = {"name": f"claim-{self._number}", **MANY_LABELS}
         body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": metadata}
-        self._create(f"{self._ours}/gpuclaims", {**body, "spec": {"devices": {"count": 1}}})
+        answer = self._create(f"{self._ours}/gpuclaims", {**body, "spec": {"devices": {"count": 1}}})
+        self._refused(answer, "a claim with labels without end")
 
     def gang_that_loses_a_member(self) -> None:
         """A gang that asks for more time than anybody may have; sooner or later one of its pods is deleted."""

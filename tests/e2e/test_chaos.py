@@ -53,7 +53,7 @@ RESTART_SECONDS = 5.0
 """How soon a supervisor starts what ended by itself, at the latest."""
 PAUSE_SECONDS = 0.1
 NODES = (DevNodeSpec("volta", profile="dgx1-v100"), DevNodeSpec("hopper", profile="dgx-h100"))
-READINESS = ("enable", "block-admission", "timeout-seconds=20", "recovery-timeout-seconds=20")
+READINESS = ("enable", "block-admission", "timeout-seconds=90", "recovery-timeout-seconds=30")
 CHAOS_OPTIONS = {
     **OPTIONS,
     "controllers": (*OPTIONS["controllers"], *(f"--wait-for-pods-ready-{option}" for option in READINESS)),
