@@ -360,17 +360,20 @@ class ApiClient:
         call.began_seconds = asyncio.get_running_loop().time()
         if call.data is not None:
             headers["Content-Type"] = call.content_type
-        response = await self._session.request(
-            call.method,
-            call.url,
-            data=call.data,
-            headers=headers,
-            timeout=timeout or self._session.timeout,
-            allow_redirects=False,
-            server_hostname=self._credentials.server_hostname,
-            ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
-            trace_request_ctx=call,
-        )
+        try:
+            response = await self._session.request(
+                call.method,
+                call.url,
+                data=call.data,
+                headers=headers,
+                timeout=timeout or self._session.timeout,
+                allow_redirects=False,
+                server_hostname=self._credentials.server_hostname,
+                ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
+                trace_request_ctx=call,
+            )
+        except RuntimeError as error:  # uvloop: a connection that is being cut still has this socket's number
+            raise aiohttp.ClientConnectionError(str(error)) from error
         self._server_date = (response.headers.get("Date", ""), asyncio.get_running_loop().time())
         return response
 
