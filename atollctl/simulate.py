@@ -128,7 +128,7 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
         sets = pod_sets_of(pods, size) if size is not None else None
         wishes = kueue_requests_of(pods)
         if sets is not None and not isinstance(wishes, str):
-            made.append(GpuGang.model_validate(gang_body(key, sets, None, wishes)))
+            made.append(GpuGang.model_validate(gang_body(key, sets, [], wishes)))
     return made
 
 

@@ -43,7 +43,7 @@ async def end_lease(api: Api, record: LeaseRecord, now: str, *, heir: str = "") 
 async def rewrite_lease(api: Api, record: LeaseRecord, body: Mapping[str, Any]) -> bool:
     """Give exactly this version of a Lease to the holder that `body` names, without any mark of the one before. False
     if it is gone. Raises Conflict if it has changed."""
-    gone = dict.fromkeys((names.LEASE_IN_DOUBT, names.LEASE_FENCED, names.LEASE_GANG))
+    gone = dict.fromkeys((names.LEASE_IN_DOUBT, names.LEASE_FENCED, names.LEASE_GANG, names.RESERVATION))
     patch = merge_patch(
         uid=record.lease_uid,
         resource_version=record.resource_version,

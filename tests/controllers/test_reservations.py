@@ -103,6 +103,33 @@ async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs
 
 
 @pytest.mark.parametrize("fails_at", range(4))
+@pytest.mark.parametrize("is_inside", [False, True], ids=["outside", "inside"])
+async def test_reservation_gives_up_a_gpu_that_a_pod_is_bound_with(
+    tmp_path: Path, fails_at: int, *, is_inside: bool
+) -> None:
+    """Somebody deleted the pod's Lease, and a late request of the reservation came before the repair: the pod gets the
+    Lease, and the reservation another GPU. The mark on it says whether the GPU returns to the reservation."""
+
+    def taken(server: InMemoryServer) -> None:
+        put_reservation(server, 2)
+        marks = {names.RESERVATION: "nightly"} if is_inside else {}
+        body = pod_json("user", node="n1", allocation=make_allocation("n1", 0), annotations=marks)
+        server.put(f"{PODS}/user", strip_version({**body, "status": {"phase": "Running"}}))
+        for device_id in (0, 1):
+            holder = Holder("@reservation", "nightly", "uid-of-nightly")
+            lease = lease_json("n1", device_id, holder=holder, annotations={names.RESERVATION: MARK})
+            server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease))
+
+    async with running_controllers(tmp_path, taken, fails_at=fails_at) as running:
+        kept = [OWN] if is_inside else [OWN] * 2
+        await running.settled(lambda: holders(running) == [*kept, "team/user/uid-of-user"])
+        lease = running.lease(0)
+        assert lease is not None
+        assert lease["spec"]["holderIdentity"] == "team/user/uid-of-user"
+        assert lease["metadata"]["annotations"].get(names.RESERVATION) == (MARK if is_inside else None)
+
+
+@pytest.mark.parametrize("fails_at", range(4))
 async def test_a_gpu_that_a_pod_lets_go_fills_a_reservation_without_being_free_in_between(
     tmp_path: Path, fails_at: int
 ) -> None:
