@@ -16,7 +16,6 @@ from atoll.jobs.queue_limits import rules_of, within_limits
 from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
-from atoll.ml.policy import MlPolicy
 from jobs.api_parts import ApiParts
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
@@ -103,6 +102,10 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
     if known.tenants and accepted.tenant not in known.tenants:
         detail = f"cluster {cluster} does not serve tenant {accepted.tenant}: submit job {job.name} to another one"
         raise ApiRefusal(problem(409, "no-cluster", "The cluster does not serve this tenant", detail))
+    never = await parts.chooser.impossible(known, accepted.rendered.needs.attributes)
+    if never:
+        shape = job.attributes.tpu_topology or job.attributes.tpu_chip_count
+        raise mistaken("ext_ml_tpu_topology", shape, f"cluster {cluster}: {never}", "ask for a slice that there is")
     queues = QueueFile.model_validate(file.document) if file is not None else None
     queue = _queue(job, queues, accepted.tenant, accepted.rendered.needs.priority)
     asked = job.model_copy(update={"cluster_id": cluster})
@@ -127,7 +130,7 @@ def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, part
     """Return the job with its queue's defaults in the gaps, and its needs. Raises ApiRefusal beyond a limit."""
     if queue is None:
         return job, rendered.needs
-    ruled = within_limits(job, rules_of(queue), MlPolicy(checkpoint_prefixes=parts.rendering.checkpoint_prefixes))
+    ruled = within_limits(job, rules_of(queue), parts.rendering.policy())
     if isinstance(ruled, tuple):
         raise invalid(ruled)
     try:
@@ -147,7 +150,7 @@ def _count_submission(queue: TenantQueue | None, needs: Needs, parts: ApiParts, 
 
 
 def _parsed(body: bytes, rendering: RenderSettings) -> Job:
-    parsed = parse_job(body, MlPolicy(checkpoint_prefixes=rendering.checkpoint_prefixes))
+    parsed = parse_job(body, rendering.policy())
     if parsed.job is not None:
         return parsed.job
     refused = invalid(parsed.problems)
