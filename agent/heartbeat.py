@@ -46,16 +46,13 @@ class HeartbeatWriter:
 
     async def _patch(self, body: dict[str, Any]) -> Lease:
         """Patch the Lease; an empty patch changes nothing and returns it."""
-        return decode_lease(await self._client.patch(self._path, body, retry=True))
+        path = paths.leases(names.HEARTBEAT_NAMESPACE, self._node)
+        return decode_lease(await self._client.patch(path, body, retry=True))
 
     async def _create(self) -> Lease:
         metadata = {"name": self._node, "namespace": names.HEARTBEAT_NAMESPACE}
         body = {**self._body(""), "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
         return decode_lease(await self._client.create(paths.leases(names.HEARTBEAT_NAMESPACE), body))
-
-    @property
-    def _path(self) -> str:
-        return paths.leases(names.HEARTBEAT_NAMESPACE, self._node)
 
     def _body(self, version: str) -> dict[str, Any]:
         spec = {

@@ -31,7 +31,7 @@ _LEFT_OUT = ("Deployment", "ConfigMap", "APIService")
 """Omitted: our process replaces the Deployment, and the aggregated API for queues needs its own certificates."""
 
 
-class Operator:
+class OperatorProcess:
     """An operator on one cluster. Subclasses say where it comes from and how its process is called."""
 
     name: ClassVar[str]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from devcluster.build import ensure_owner
 from devcluster.certificates import Subject
 from devcluster.control_plane import authority
-from devcluster.operators import Operator
+from devcluster.operators import OperatorProcess
 from devcluster.programs import JOBSET, KUBERAY, LWS, MPI_OPERATOR
 
 _CONTAINERS = {"spec": {"containers": [{"name": "probe", "image": "probe"}]}}
@@ -22,7 +22,7 @@ def _probe(api: str, plural: str, kind: str, spec: Mapping[str, Any]) -> tuple[s
     return f"/apis/{api}/namespaces/default/{plural}", body
 
 
-class _Owners(Operator):
+class _Owners(OperatorProcess):
     """What these operators share."""
 
     module_folder = "owners"

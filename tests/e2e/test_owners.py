@@ -15,7 +15,7 @@ import pytest
 from atoll.api import names
 from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
-from devcluster.operators import Operator
+from devcluster.operators import OperatorProcess
 from devcluster.owners import JobSet, KubeRay, LeaderWorkerSet, MpiOperator
 from tests.e2e.conftest import OPTIONS
 from tests.e2e.world import HOLD, RealCluster
@@ -34,7 +34,7 @@ GANGS = "/apis/gpu.scheduling/v1/namespaces/{}/gpugangs/" + GANG
 class Kind:
     """A kind of owner: its operator, its path, and its spec of the templates of leader and worker."""
 
-    operator: type[Operator]
+    operator: type[OperatorProcess]
     api: str
     plural: str
     kind: str
