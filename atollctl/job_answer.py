@@ -128,7 +128,7 @@ def job_text(job: Job, rendered: Rendered) -> str:
         pods += f" with {counted(needs.gpus.claim.count, 'GPU', 'GPUs')}" + (" each" if at_once > 1 else "")
     elif needs.tpus is not None:
         pods += f" with {counted(needs.tpus.chips, 'TPU chip', 'TPU chips')}" + (" each" if at_once > 1 else "")
-    together = ", started together" if needs.workers > 1 else ""
+    together = ", started together" if needs.is_gang else ""
     made = f" by Helm from {job.helm.chart}" if job.deployment_type is DeploymentType.HELM and job.helm else ""
     return f"{job.job_type} {job.name}{made}: {pods}{together}; priority {needs.priority}"
 
@@ -146,9 +146,12 @@ def answer_lines(answer: JobAnswer, *, show_all: bool) -> Iterator[str]:
         yield f"  queue {queue}: Kueue starts it when its quota allows; what follows counts from then"
     yield from (f"  {hint}" for hint in answer.hints)
     yield ""
-    if answer.rendered.helm is not None or needs.gpus is None:
-        yield OF_HELM if answer.rendered.helm is not None else answer.impossible or WITHOUT_GPUS
-        yield from () if answer.impossible else _node_lines(answer)
+    if answer.rendered.helm is not None or answer.impossible:
+        yield OF_HELM if answer.rendered.helm is not None else answer.impossible
+        return
+    if needs.gpus is None and not needs.is_gang:
+        yield WITHOUT_GPUS
+        yield from _node_lines(answer)
         return
     yield from _node_lines(answer)
     yield from text_lines(answer.simulation, show_all=show_all)

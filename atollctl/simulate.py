@@ -128,7 +128,7 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
         sets = pod_sets_of(pods, size) if size is not None else None
         wishes = kueue_requests_of(pods)
         if sets is not None and not isinstance(wishes, str):
-            made.append(GpuGang.model_validate(gang_body(key, sets, None, wishes)))
+            made.append(GpuGang.model_validate(gang_body(key, sets, [], wishes)))
     return made
 
 
@@ -200,11 +200,11 @@ def _line(one: "PodOutcome") -> str:
     name = f"{one.pod.metadata.namespace}/{one.pod.metadata.name}"
     if one.allocation is None:
         return f"{name}: does not fit: {_why(one)}"
-    ids = ",".join(map(str, one.allocation.device_ids))
+    ids = " GPUs " + ",".join(map(str, one.allocation.device_ids)) if one.allocation.device_ids else ""
     ring = f", ring {one.ring_gbps:g} GB/s" if one.ring_gbps else ""
     islands = f" on {'+'.join(one.islands)}" if one.islands else ""
     evicted = f"; pushes out {', '.join(one.evicted)}" if one.evicted else ""
-    return f"{name}: {one.node} GPUs {ids}{islands}{ring}{evicted}"
+    return f"{name}: {one.node}{ids}{islands}{ring}{evicted}"
 
 
 def _why(one: "PodOutcome") -> str:

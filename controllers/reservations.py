@@ -1,8 +1,9 @@
 """Holds GPUs for GpuReservations, frees those they no longer need, and writes their status.
 
 `atoll.cluster.reservations` decides; this module creates and deletes Leases. Whoever creates a Lease first has its GPU:
-if a pod is faster, the reservation takes another GPU. Only Leases that a reservation itself holds are deleted here;
-those of its pods return on proof like any other. Keys are uids of reservations; the Leases of a deleted one are freed.
+if a pod is faster, the reservation takes another GPU. A Lease that a pod lets go changes hands and is never free in
+between. Only Leases that a reservation itself holds are deleted here; those of its pods return on proof like any other.
+Keys are uids of reservations; the Leases of a deleted one are freed.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from atoll.cluster.allocations import Allocation
 from atoll.cluster.gangs.node_domains import level_values
 from atoll.cluster.leases import LeaseRecord, lease_body, reserved_for
 from atoll.cluster.reservation_use import mark_of
-from atoll.cluster.reservations import NodeOffer, ReservedDevice, decide
+from atoll.cluster.reservations import NodeOffer, ReservedDevice, decide, inherited
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound
@@ -94,23 +95,38 @@ class ReservationReconciler:
         waits += [FILLING_SECONDS] if decision.status.phase is ReservationPhase.FILLING else []
         return max(SOONEST_SECONDS, min(waits)) if waits else None
 
+    def heirs(self, records: Sequence[LeaseRecord]) -> dict[str, str]:
+        """Return the NAME/UID of reservations that take over Leases of a pod that has ended, by the Leases' names; the
+        oldest reservation comes first. If it would take other GPUs of the node too, it does that by itself."""
+        now_seconds, found = self._context.clock.now().timestamp(), dict[str, str]()
+        filling = [one for one in self._reservations() if _phase(one) is ReservationPhase.FILLING]
+        for reservation in sorted(filling, key=lambda one: (one.metadata.creation_timestamp or "", one.metadata.name)):
+            left = [one for one in records if not one.reservation and one.lease_name not in found]
+            if not left:
+                break
+            held = [one for one in self._leases() if _uid(one) == reservation.metadata.uid]
+            decision = decide(reservation, held, self._offers(reservation, left), now_seconds)
+            found |= dict.fromkeys(inherited(decision, left), mark_of(reservation))
+        return found
+
     def _reservations(self) -> list[GpuReservation]:
         return list(self._context.mirror.reservations.store.values())
 
     def _leases(self) -> list[LeaseRecord]:
         return [record for record in self._context.mirror.ledger.leases.values() if record.reservation]
 
-    def _offers(self, reservation: GpuReservation) -> dict[str, NodeOffer]:
-        """Return the nodes with a fresh report, and the GPUs there that no pod holds or waits for."""
+    def _offers(self, reservation: GpuReservation, ending: Sequence[LeaseRecord] = ()) -> dict[str, NodeOffer]:
+        """Return the nodes with a fresh report, and the GPUs there that no pod holds or waits for. The Leases `ending`
+        of one pod count as free."""
         mirror, now = self._context.mirror, self._context.clock.monotonic_seconds()
-        level = reservation.spec.shape.level
+        level, ended = reservation.spec.shape.level, next((one.holder.uid for one in ending), "")
         found = {}
         for name, devices in mirror.ledger.nodes.items():
             node = mirror.nodes.store.get(("", name))
             if node is None or mirror.ledger.is_stale(name, now):
                 continue
             domain = level_values(node, mirror.reports.get(name), (level,))[0] if level is not None else ""
-            free = 0 if node.spec.unschedulable else mirror.ledger.free(name, now_seconds=now)
+            free = 0 if node.spec.unschedulable else mirror.ledger.free(name, now_seconds=now, asking_uid=ended)
             found[name] = NodeOffer(devices, free, domain)
         return found
 

@@ -240,7 +240,8 @@ def build_loops(
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
     declarations = MachineDeclarations(context)
-    release = Loop(ReleaseReconciler(context, terminations, ask, declarations), clock, metrics)
+    reservations = ReservationReconciler(context)
+    release = Loop(ReleaseReconciler(context, terminations, ask, declarations, reservations.heirs), clock, metrics)
     machines = MachineReconciler(
         context, declarations, release.add, forget_after_seconds=settings.forget_nodes_after_seconds
     )
@@ -259,7 +260,7 @@ def build_loops(
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
-        Loop(ReservationReconciler(context), clock, metrics, delay_seconds=RESERVATION_DELAY_SECONDS),
+        Loop(reservations, clock, metrics, delay_seconds=RESERVATION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
         *((Loop(StartTaintReconciler(context, settings.start_taint), clock, metrics),) if settings.start_taint else ()),
         *(_gang_loops(context, cache) if cache is not None else ()),

@@ -24,13 +24,13 @@ from pathlib import Path
 
 from devcluster.errors import BuildError
 from devcluster.paths import MODULES, cache_root
-from devcluster.programs import DEFAULT_KUBERNETES, Program, helm_program, programs_for, s3_program
+from devcluster.programs import DEFAULT_KUBERNETES, Program, helm_program, owner_programs, programs_for, s3_program
 from devcluster.toolchain import Toolchain, find_toolchain
 
 Report = Callable[[str], None]
 
 _BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
-_EXTRAS = ("kwok", "kueue", "helm", "s3")
+_EXTRAS = ("kwok", "kueue", "helm", "s3", "owners")
 _FROM_ASSETS = ("etcd", "kube-apiserver", "kubectl")
 _SECONDS = {
     "helm": 120,
@@ -42,6 +42,10 @@ _SECONDS = {
     "containerd": 60,
     "kwok": 80,
     "kueue": 205,
+    "jobset": 185,
+    "lws": 10,
+    "mpi-operator": 155,
+    "kuberay": 220,
 }
 """Measured build time on two cores with an empty cache. Other programs reuse these builds: `_SECONDS_OTHERS`."""
 _SECONDS_OTHERS = 5
@@ -91,6 +95,11 @@ def ensure_helm(*, cache: Path | None = None, report: Report = report_to_stderr)
 def ensure_s3(*, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
     """Return the S3 server; build it if missing. Raises BuildError."""
     return _ensure([s3_program()], cache=cache or cache_root(), report=report)["versitygw"]
+
+
+def ensure_owners(*, cache: Path | None = None, report: Report = report_to_stderr) -> Binaries:
+    """Return the operators that own pods of gangs; build missing ones. Raises BuildError."""
+    return Binaries(paths=_ensure(owner_programs(), cache=cache or cache_root(), report=report))
 
 
 def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
@@ -220,15 +229,18 @@ def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
 def main(arguments: list[str]) -> int:
     """Build everything for the named versions (default: one).
 
-    The words 'kwok' (fake nodes), 'kueue', 'helm' and 's3' (S3 server for the checkpoint tests) add those programs.
+    The words 'kwok' (fake nodes), 'kueue', 'helm', 's3' (S3 server for the checkpoint tests) and 'owners' (operators
+    that own pods of gangs) add those programs.
     """
-    kwok, kueue, helm, s3 = (extra in arguments for extra in _EXTRAS)
+    kwok, kueue, helm, s3, owners = (extra in arguments for extra in _EXTRAS)
     versions = [argument for argument in arguments if argument not in _EXTRAS] or [DEFAULT_KUBERNETES]
     try:
         if helm:
             ensure_helm()
         if s3:
             ensure_s3()
+        if owners:
+            ensure_owners()
         for version in versions:
             binaries = ensure_binaries(version, kwok=kwok, nvidia=True, kueue=kueue)
             report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")

@@ -29,7 +29,11 @@ _NVIDIA_FLAGS = "-s -w -extldflags=-Wl,-z,lazy"
 """Lazy binding: the program loads the driver's library at its first use, not at start."""
 
 KUEUE = "sigs.k8s.io/kueue"
-"""Module of Kueue, which includes its manifests."""
+JOBSET = "sigs.k8s.io/jobset"
+LWS = "sigs.k8s.io/lws"
+MPI_OPERATOR = "github.com/kubeflow/mpi-operator"
+KUBERAY = "github.com/ray-project/kuberay/ray-operator"
+"""Modules of operators; they include the manifests."""
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 CNI_PLUGINS = {"bridge": "main/bridge", "host-local": "ipam/host-local", "loopback": "main/loopback"}
 
@@ -98,6 +102,21 @@ def helm_program(modules: Path = MODULES) -> Program:
 def s3_program() -> Program:
     """Return an S3 server over a folder, for the checkpoint tests; not part of a cluster."""
     return Program("versitygw", "s3", f"{_VERSITYGW}/cmd/versitygw")
+
+
+def owner_programs(modules: Path = MODULES) -> list[Program]:
+    """Return the operators that own pods of gangs, for the tests with their real controllers."""
+    go_mod = modules / "owners" / "go.mod"
+
+    def flags(module: str) -> str:
+        return f"-s -w -X {module}/pkg/version.GitVersion=v{required_version(go_mod, of=module)}"
+
+    return [
+        Program("jobset", "owners", JOBSET, flags(JOBSET)),
+        Program("lws", "owners", f"{LWS}/cmd", flags(LWS)),
+        Program("mpi-operator", "owners", f"{MPI_OPERATOR}/cmd/mpi-operator"),
+        Program("kuberay", "kuberay", KUBERAY),
+    ]
 
 
 def kubernetes_link_flags(version: str) -> str:

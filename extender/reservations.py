@@ -254,10 +254,15 @@ async def _adopt(client: ApiClient, attempt: BindAttempt, record: LeaseRecord, b
     the GpuReservation that the pod uses. None if the Lease changed or was deleted in the meantime.
 
     The earlier attempt may still be under way elsewhere. Its Binding, too, may be; so this attempt never deletes it.
-    Nobody else has started to use a Lease from a reservation, so this attempt gives it back.
+    Nobody else has started to use a Lease from a reservation, so this attempt gives it back. A deadline that is later,
+    such as that of a gang's admission, stays: the other members rely on it.
     """
     (attempt.unanswered if record.holder.is_reservation else attempt.adopted).add(record.lease_name)
-    metadata = {**body["metadata"], "uid": record.lease_uid, "resourceVersion": record.resource_version}
+    annotations = body["metadata"]["annotations"]
+    if len(record.deadline) == len(annotations[names.LEASE_DEADLINE]):
+        annotations = {**annotations, names.LEASE_DEADLINE: max(record.deadline, annotations[names.LEASE_DEADLINE])}
+    identity = {"uid": record.lease_uid, "resourceVersion": record.resource_version}
+    metadata = {**body["metadata"], **identity, "annotations": annotations}
     path = paths.leases(names.SYSTEM_NAMESPACE, record.lease_name)
     try:
         lease = await _write(client, "PUT", path, {**body, "metadata": metadata})

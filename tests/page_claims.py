@@ -30,7 +30,8 @@ GANGS: Final = {
     ),
     "- **No GpuGang?**": (
         "test_a_gang_is_made_for_pods_that_say_how_many_they_are test_pods_of_an_unknown_gang_are_told_what_is_missing "
-        "test_pod_sets_are_those_that_the_members_name test_the_gang_ends_with_its_owner "
+        "test_pod_sets_are_those_that_the_members_name test_the_gang_ends_with_its_owners "
+        "test_a_gang_of_a_job_set_outlives_its_jobs "
         "test_pods_are_told_that_some_of_them_are_missing test_pods_are_told_that_their_gang_cannot_be_made"
     ),
     "- **All necessary members exist": (
@@ -51,6 +52,17 @@ GANGS: Final = {
         "test_annotations_that_a_gpugang_does_not_say_too_are_refused "
         "test_members_stay_where_kueues_topology_puts_each_of_them"
     ),
+    "With the annotation `gpu.scheduling/rendezvous": (
+        "test_a_member_that_asks_for_its_rendezvous_gets_the_variables "
+        "test_members_that_ask_get_their_ranks_with_the_open_gates"
+    ),
+    "| `ATOLL_GANG_RANK`": "test_ranks_follow_the_pod_sets_and_the_members_ranks",
+    "| `ATOLL_GANG_SIZE`": "test_who_does_not_ask_has_no_rank",
+    "| `ATOLL_GANG_LEADER`": "test_ranks_follow_the_pod_sets_and_the_members_ranks",
+    "| `ATOLL_GANG_HOSTS`": "test_a_list_of_addresses_that_is_too_long_is_left_out",
+    "An address is `HOSTNAME": "test_an_address_has_the_subdomain_of_pods_that_have_one",
+    "torchrun --nnodes": "test_members_meet_by_what_their_variables_say",
+    "A rank stays with its member": "test_ranks_are_unique_and_stay",
     "[examples/gang.yaml]": "test_the_examples_work_as_shipped",
     "A `Topology` lists the levels": (
         "test_fabric_cliques_are_domains_by_both_ids test_the_named_topology_is_the_one_that_counts"

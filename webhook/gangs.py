@@ -51,7 +51,7 @@ def inject_gate(pod: AdmittedPod, *, gang: str) -> Iterator[dict[str, Any]]:
 def _refuse_without_gang(pod: AdmittedPod) -> str | Denial:
     if names.GANG in pod.annotations:
         return Denial(f"annotation {names.GANG} is empty; write the gang's name, or remove it", 400)
-    for key in (names.GANG_SIZE, names.POD_SET):
+    for key in (names.GANG_SIZE, names.POD_SET, names.RENDEZVOUS):
         if key in pod.annotations:
             return Denial(
                 f"annotation {key} is for members of a gang; name the gang in {names.GANG}, or remove it", 400
@@ -75,6 +75,9 @@ def _refuse_words(pod: AdmittedPod, gang: str) -> Denial | None:
         return Denial(
             f"annotation {names.GANG_SIZE} is {size[:40]!r}; write a whole number from 1 to {MEMBERS_MAX}", 400
         )
+    rendezvous = pod.annotations.get(names.RENDEZVOUS)
+    if rendezvous not in {None, "true", "false"}:
+        return Denial(f"annotation {names.RENDEZVOUS} is {rendezvous[:40]!r}; write true or false", 400)
     pod_set = pod.annotations.get(names.POD_SET)
     if pod_set is not None and not POD_SET_NAME.match(pod_set):
         return Denial(

@@ -23,7 +23,7 @@ from webhook.gangs import inject_gate
 from webhook.pods import AdmittedPod, placed_containers
 from webhook.requests import ClaimLookup, Defaults, ResolvedRequest, concerns_atoll, resolve_request
 from webhook.review import WARNINGS_MAX, Denial, Mutation, User
-from webhook.variables import inject_variables, refuse_variables
+from webhook.variables import inject_variables, refuse_variables, rendezvous_variables, variables_for
 
 CONTAINERS_MAX: Final = 256
 """Containers and init containers of a pod that asks for GPUs: far above real pods, it bounds the patch."""
@@ -74,7 +74,7 @@ def complete(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -
             *keep_node(pod, gang=demand.gang, choice=defaults.keep_nodes),
             *inject_gate(pod, gang=demand.gang),
             *counts,
-            *(_inject(pod, demand=demand) if demand.resource else ()),
+            *_inject(pod, demand=demand),
         ),
         warnings=(*_unknown(pod), *_warn(pod, demand=demand, defaults=defaults)),
     )
@@ -122,8 +122,10 @@ def _shape(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> 
 
 
 def _inject(pod: AdmittedPod, *, demand: ResolvedRequest) -> Iterator[dict[str, Any]]:
+    of_gang = rendezvous_variables(pod)
     for placed in placed_containers(pod):
-        yield from inject_variables(placed, demand=demand)
+        of_gpus = variables_for(placed.container.name, demand=demand) if demand.resource else {}
+        yield from inject_variables(placed, {**of_gpus, **of_gang})
 
 
 def _warn(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Iterator[str]:
@@ -271,5 +273,7 @@ RULES_WITHOUT_GPUS: Final[tuple[Rule, ...]] = (
     _refuse_scheduler,
     _refuse_node_name,
     _refuse_class,
+    _refuse_mounts,
+    _refuse_device_annotations,
 )
 """Asked instead of a member of a gang that needs no GPUs."""

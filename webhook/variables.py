@@ -6,13 +6,13 @@ The references come before the user's variables, whose order stays as it is, so 
 them resolves. What an `envFrom` source holds is not visible here; a variable in `env` wins over it and the image.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from atoll.api import names
 from atoll.api.claims import Vendor
 from atoll.kube.patches import add_op, pointer
-from webhook.pods import AdmittedContainer, PlacedContainer, Variable
+from webhook.pods import AdmittedContainer, AdmittedPod, PlacedContainer, Variable
 from webhook.requests import ResolvedRequest
 from webhook.review import Denial
 
@@ -31,10 +31,17 @@ def variables_for(container: str, *, demand: ResolvedRequest) -> dict[str, dict[
     return variables | ({names.CUDA_DEVICE_ORDER: {"value": PCI_ORDER}} if demand.by_index else {})
 
 
-def inject_variables(placed: PlacedContainer, *, demand: ResolvedRequest) -> Iterator[dict[str, Any]]:
+def rendezvous_variables(pod: AdmittedPod) -> dict[str, dict[str, Any]]:
+    """Return the variables of every container of a member of a gang that asks for its rank; one of the user's own with
+    such a name stays."""
+    if pod.annotations.get(names.RENDEZVOUS) != "true":
+        return {}
+    return {variable: _reference(annotation) for variable, annotation in names.GANG_VARIABLES.items()}
+
+
+def inject_variables(placed: PlacedContainer, wanted: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the operations that put what is missing before the container's own variables."""
     present = {variable.name for variable in placed.container.env or ()}
-    wanted = variables_for(placed.container.name, demand=demand)
     missing = [{"name": name, **source} for name, source in wanted.items() if name not in present]
     if missing and not placed.container.env:
         yield add_op(pointer(*placed.where, "env"), missing)

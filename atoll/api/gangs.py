@@ -251,7 +251,7 @@ class GpuGangSpec(Model):
         None
     )
     topology_name: Annotated[
-        LabelText | None, Field(description="a Topology; optional if only one covers the nodes")
+        LabelText | None, Field(description="a Topology; optional if only one has the levels that the gang names")
     ] = None
     topology: Annotated[GangTopologyRequest | None, Field(description="for all members together")] = None
     pod_sets: Annotated[

@@ -29,7 +29,9 @@ _KUEUE: Final = (
     f"{KUEUE_PODSET}slice-size",
     f"{KUEUE_PODSET}group-name",
 )
-_READ: Final = frozenset((*_KUEUE, *(text for text in vars(names).values() if isinstance(text, str) and "/" in text)))
+_READ: Final = frozenset(
+    (*_KUEUE, *(text for text in vars(names).values() if isinstance(text, str) and "/" in text and text != names.HOSTS))
+)
 _DOMAINS: Final = (f"{names.GROUP}/", f"job.{names.GROUP}/", "kueue.x-k8s.io/")
 
 

@@ -27,7 +27,9 @@ GANG_SIZE: Final = "gpu.scheduling/gang-size"
 POD_SET: Final = "gpu.scheduling/pod-set"
 RESERVATION: Final = "gpu.scheduling/reservation"
 """On a pod: the GpuReservation outside of which it never runs. On a GPU Lease: NAME/UID of its GpuReservation."""
-USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET, RESERVATION)
+RENDEZVOUS: Final = "gpu.scheduling/rendezvous"
+"""On a member of a gang: with the value true, its containers get their rank, the number of ranks, and who they are."""
+USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET, RESERVATION, RENDEZVOUS)
 
 PREEMPTIBLE: Final = "job.gpu.scheduling/preemptible"
 """Label of a pod: with the value false, no pod of a higher priority takes its GPUs."""
@@ -41,11 +43,20 @@ KEPT: Final = "gpu.scheduling/kept"
 """On a waiting pod: NODE:ID,ID of the GPUs kept for it; other pods do not get them. See soft_reservations."""
 ADMISSION: Final = "gpu.scheduling/admission"
 """On an ungated member of a gang: the id of its admission, as in the gang's status.admission."""
+RANK: Final = "gpu.scheduling/rank"
+WORLD_SIZE: Final = "gpu.scheduling/world-size"
+LEADER: Final = "gpu.scheduling/leader"
+HOSTS: Final = "gpu.scheduling/hosts"
+"""On an ungated member that asks for its rendezvous: its rank, the number of ranks, the address of rank 0, and all
+addresses in the order of ranks."""
 PREEMPTION_NOTICE: Final = "gpu.scheduling/preemption-notice"
 """On a pod that is being evicted: the latest time of its end, in RFC 3339, readable through the downward API."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
-OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION, PREEMPTION_NOTICE)
+RENDEZVOUS_ANNOTATIONS: Final = (RANK, WORLD_SIZE, LEADER, HOSTS)
+OWN_ANNOTATIONS: Final = (
+    CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION, *RENDEZVOUS_ANNOTATIONS, PREEMPTION_NOTICE
+)  # fmt: skip
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
 # Annotations on a Node, or on a pod that serves models, for the placement of machine-learning jobs.
@@ -107,6 +118,14 @@ VARIABLES_OFF: Final = ("", "void", "none", "disabled")
 """Values with which a variable gives nothing."""
 CDI_PREFIX: Final = "cdi.k8s.io/"
 """Annotations with this prefix name devices, which some runtimes add to the containers."""
+
+GANG_VARIABLES: Final = {
+    "ATOLL_GANG_RANK": RANK,
+    "ATOLL_GANG_SIZE": WORLD_SIZE,
+    "ATOLL_GANG_LEADER": LEADER,
+    "ATOLL_GANG_HOSTS": HOSTS,
+}
+"""Variables of a member that asks for its rendezvous, with the annotations to which they refer."""
 
 # Labels and annotations on GPU Leases. Identity is in annotations, because label values end at 63 characters.
 LEASE_KIND_LABEL: Final = "gpu.scheduling/lease"

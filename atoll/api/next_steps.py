@@ -99,12 +99,12 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "create it, or correct spec.topologyName",
     ),
     (_GANG, names.CONDITION_ACTIVE, "TopologyAmbiguous"): (
-        "several Topologies cover its nodes",
+        "several Topologies have the levels that it names",
         "name one in spec.topologyName",
     ),
     (_GANG, names.CONDITION_ACTIVE, "LevelMissing"): (
-        "its Topology has no such level",
-        "ask for a level that the Topology lists",
+        "no Topology, or not the one that it names, has such a level",
+        "ask for a level that a Topology lists",
     ),
     (_GANG, names.CONDITION_ACTIVE, "HostnamesShared"): (
         "two nodes of its Topology have one host name",

@@ -185,6 +185,8 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     runtime_class_name: str = ""
     service_account_name: str = ""
     restart_policy: str = "Always"
+    hostname: str = ""
+    subdomain: str = ""
     termination_grace_period_seconds: int | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()

@@ -97,6 +97,17 @@ def decide(
     return ReservationDecision(status, taken, (*sick, *surplus), again)
 
 
+def inherited(decision: ReservationDecision, ending: Sequence[LeaseRecord]) -> tuple[str, ...]:
+    """Return the names of Leases, all of one node, that a reservation takes over from the pod that has ended.
+
+    All or none: a reservation of whole nodes or islands that has only a part of one would never complete it.
+    """
+    by_place = {(one.node, one.device_id): one.lease_name for one in ending}
+    nodes = {one.node for one in ending}
+    taken = [by_place.get((one.node, one.device_id), "") for one in decision.taken if one.node in nodes]
+    return tuple(taken) if all(taken) else ()
+
+
 def _phase(
     reservation: GpuReservation, before: GpuReservationStatus, unused_since: str | None, now_seconds: float
 ) -> tuple[ReservationPhase, str, float | None]:

@@ -58,7 +58,7 @@ class GpuCapacity:
 
 def fit_of(found: ClusterSnapshot, rendered: Rendered, *, namespace: str, ends: Sequence[ExpectedEnd] = ()) -> JobFit:
     """Return whether a job fits a cluster. `ends`: of running jobs, for when it would."""
-    if rendered.needs.gpus is None:
+    if rendered.needs.gpus is None and not rendered.needs.is_gang:
         return JobFit(fits=True, reason="asks for no GPU", wait_seconds=0.0)
     outcomes = _placed(found, rendered, namespace).outcomes
     missing = [one for one in outcomes if one.allocation is None]
@@ -105,7 +105,9 @@ def _pods(rendered: Rendered, namespace: str, now: str) -> list[Pod]:
     found = []
     for number in range(spec.get("parallelism", spec.get("replicas", 1))):
         own = {"name": f"{name}-{number}", "namespace": namespace, "uid": _uid(f"{name}-{number}")}
-        marks = template["metadata"].get("annotations", {}) | {names.CLAIM_UID: _uid(name)}
+        marks = dict(template["metadata"].get("annotations", {}))
+        if rendered.needs.gpus is not None:
+            marks[names.CLAIM_UID] = _uid(name)
         metadata = template["metadata"] | own | {"creationTimestamp": now, "annotations": marks}
         priority = {"priority": PRIORITY_VALUES[rendered.needs.priority]}
         body = {"metadata": metadata, "spec": template["spec"] | priority}

@@ -1,11 +1,9 @@
-"""The GPUs of a job: each pod's claim, the number of pods that share them, and their placement."""
+"""The GPUs of a job: each pod's claim, and the number of pods that share them."""
 
 from dataclasses import dataclass
 from math import ceil
 
 from atoll.api.claims import COUNT_MAX, DeviceClaim, InterconnectKind, Vendor
-from atoll.api.gangs import GangTopologyRequest, TopologyMode
-from atoll.api.names import FABRIC_LEVEL
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import WORKERS_MAX, Job
 from atoll.jobs.notes import NoteBook
@@ -19,11 +17,10 @@ COUNT_FIELD = f"{PREFIX}gpu_count"
 
 @dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """`claim`: of each pod. `workers`: pods that share the GPUs. `together`: placement of these, None for anywhere."""
+    """`claim`: of each pod. `workers`: pods that share the GPUs."""
 
     claim: DeviceClaim
     workers: int
-    together: GangTopologyRequest | None
 
 
 def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book: NoteBook) -> GpuNeeds | None:
@@ -32,7 +29,7 @@ def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book
         return None
     workers = _workers(job, attributes, attributes.gpu_count, settings, book)
     count = attributes.gpu_count // workers
-    return GpuNeeds(_claim(job, attributes, count, book), workers, _together(job, workers, settings, book))
+    return GpuNeeds(_claim(job, attributes, count, book), workers)
 
 
 def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSettings, book: NoteBook) -> int:
@@ -125,17 +122,3 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
             f"{PREFIX}gpu_interconnect", job.attributes.gpu_interconnect, f"spec.devices.interconnect {asked}", of
         )
     return asked
-
-
-def _together(job: Job, workers: int, settings: RenderSettings, book: NoteBook) -> GangTopologyRequest | None:
-    """Return the placement of a gang's pods: requirements on all GPUs apply across the pods as well."""
-    topology = job.policy.topology
-    if workers > 1 and topology is TopologyConstraint.SAME_NODE:
-        text = f"all members in one domain of {settings.host_level}"
-        book.tell("policy.topology", "same_node", text, f"GpuGang/{job.name}")
-        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=settings.host_level)
-    if workers > 1 and job.attributes.gpu_interconnect is InterconnectKind.NVLINK:
-        text = f"all members in one domain of {FABRIC_LEVEL}: NVLink joins all GPUs of the job"
-        book.tell(f"{PREFIX}gpu_interconnect", "nvlink", text, f"GpuGang/{job.name}")
-        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=FABRIC_LEVEL)
-    return None

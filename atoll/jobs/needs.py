@@ -9,10 +9,12 @@ and grace; (4) time; (5) checkpoints.
 from dataclasses import dataclass
 from typing import Final
 
+from atoll.api.gangs import GangTopologyRequest
 from atoll.jobs.aliases import PRIORITIES
 from atoll.jobs.checkpoints import Checkpoint, checkpoint_of
 from atoll.jobs.contracts import CONTRACTS
 from atoll.jobs.errors import JobMistake
+from atoll.jobs.gangs import together_of
 from atoll.jobs.gpus import GpuNeeds, gpu_needs
 from atoll.jobs.model import Job
 from atoll.jobs.notes import NoteBook
@@ -27,12 +29,13 @@ GRACE_SECONDS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """All values for the objects. `pods`: number that run at once; `workers`: number of these that work together."""
+    """All values for the objects. `workers`: pods that work together; `together`: how near, None for anywhere."""
 
     attributes: MlAttributes
     gpus: GpuNeeds | None
     tpus: TpuNeeds | None
     workers: int
+    together: GangTopologyRequest | None
     priority: Priority
     is_preemptible: bool
     is_spot: bool
@@ -43,7 +46,7 @@ class Needs:
     @property
     def is_gang(self) -> bool:
         """True if a GpuGang makes the pods start together or not at all."""
-        return self.workers > 1 and self.gpus is not None
+        return self.workers > 1
 
 
 def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, book: NoteBook) -> Needs:
@@ -59,6 +62,9 @@ def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, b
             "write a pod template that asks for the vendor's resource",
         )
     workers = gpus.workers if gpus is not None else tpus.hosts if tpus is not None else job.workers or 1
+    together = None
+    if workers > 1:
+        together = together_of(job, on_tpus=tpus is not None, settings=settings, book=book)
     priority = _priority(job, book)
     checkpoint = checkpoint_of(job, book)
     return Needs(
@@ -66,6 +72,7 @@ def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, b
         gpus=gpus,
         tpus=tpus,
         workers=workers,
+        together=together,
         priority=priority,
         is_preemptible=_is_preemptible(job, priority, book),
         is_spot=_is_spot(job, book),

@@ -22,7 +22,6 @@ from atoll.jobs.policy import JobToleration
 from atoll.jobs.selection import KnownNode, affinity_of
 from atoll.jobs.servers import server_of
 from atoll.jobs.settings import RenderSettings
-from atoll.jobs.tpus import SLICE_LABEL
 from atoll.jobs.variables import variables_of
 from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX
@@ -82,7 +81,7 @@ def template_of(of: Rendering) -> dict[str, Any]:
         "containers": [_container(of, container, amounts)],
     }
     spec |= _where(of) | _volumes(needs.checkpoint, container, amounts, checkpoint_claim(job))
-    if needs.gpus is not None:
+    if needs.gpus is not None or needs.is_gang:
         spec["schedulerName"] = names.SCHEDULER_NAME
     if needs.is_gang:
         spec["schedulingGates"] = [{"name": names.GANG_GATE}]
@@ -260,21 +259,14 @@ def _reported(of: Rendering, source: str, key: str, value: str) -> dict[str, Any
 
 
 def _beside(of: Rendering) -> dict[str, Any] | None:
-    """Return the term that keeps the job's pods together without a gang: in one TPU slice, which is a node pool, or on
-    one node."""
+    """Return the term that keeps pods that are no gang on one node."""
     job, needs = of.job, of.needs
-    level = SLICE_LABEL if needs.tpus is not None and needs.tpus.hosts > 1 else ""
     if needs.gpus is None and job.policy.topology is TopologyConstraint.NVLINK:
         of.book.tell("policy.topology", "nvlink", "without effect: there are no GPUs")
-    if job.policy.topology is TopologyConstraint.SAME_NODE and not needs.is_gang:
-        if level:
-            hint = "remove it, or choose a smaller slice"
-            raise JobMistake("policy.topology", "same_node", "the slice lies on several hosts", hint)
-        of.book.tell("policy.topology", "same_node", "all pods of the job on one node", workload(job))
-        level = HOSTNAME
-    if not level:
+    if job.policy.topology is not TopologyConstraint.SAME_NODE or needs.is_gang:
         return None
-    return {"labelSelector": {"matchLabels": {job_names.JOB_NAME: job.name}}, "topologyKey": level}
+    of.book.tell("policy.topology", "same_node", "all pods of the job on one node", workload(job))
+    return {"labelSelector": {"matchLabels": {job_names.JOB_NAME: job.name}}, "topologyKey": HOSTNAME}
 
 
 def _tolerations(of: Rendering) -> list[dict[str, Any]]:

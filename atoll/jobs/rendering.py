@@ -84,14 +84,14 @@ def _head(of: Rendering, api_version: str, kind: str, name: str) -> Object:
 
 
 def _claims(of: Rendering) -> list[Object]:
-    """Return the GpuClaim of each pod, and the GpuGang of pods that work together."""
+    """Return the GpuClaim of each pod with GPUs, and the GpuGang of pods that work together."""
     job, needs = of.job, of.needs
-    if needs.gpus is None:
-        return []
-    spec = GpuClaimSpec(devices=needs.gpus.claim, gang_ref=job.name if needs.is_gang else None)
-    objects = [_head(of, names.API_VERSION, "GpuClaim", job.name) | {"spec": _plain(spec)}]
+    objects = []
+    if needs.gpus is not None:
+        spec = GpuClaimSpec(devices=needs.gpus.claim, gang_ref=job.name if needs.is_gang else None)
+        objects.append(_head(of, names.API_VERSION, "GpuClaim", job.name) | {"spec": _plain(spec)})
     if needs.is_gang:
-        gang = GpuGangSpec(pod_sets=(GangPodSet(name=POD_SET, count=needs.workers),), topology=needs.gpus.together)
+        gang = GpuGangSpec(pod_sets=(GangPodSet(name=POD_SET, count=needs.workers),), topology=needs.together)
         objects.append(_head(of, names.API_VERSION, "GpuGang", job.name) | {"spec": _plain(gang)})
     return objects
 

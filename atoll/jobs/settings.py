@@ -60,3 +60,6 @@ class RenderSettings(JobPart):
     host_level: Annotated[str, Field(description="label with the machine's name, for topology same_node")] = (
         "kubernetes.io/hostname"
     )
+    slice_level: Annotated[str, Field(description="label that all hosts of one TPU slice share, and no other host")] = (
+        "cloud.google.com/gke-nodepool"
+    )

@@ -1,16 +1,15 @@
 """The TPUs of a job: its slice, the number of hosts, and the labels of GKE's nodes.
 
-A slice of several hosts is its own node pool; affinity keeps all pods in one, because Atoll places only GPUs.
+The pods of a slice with several hosts are a gang: they start together on one slice, or wait.
 """
 
 from dataclasses import dataclass
 
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import Job
+from atoll.jobs.words import JobType
 from atoll.ml.attributes import PREFIX, Accelerator, MlAttributes
 from atoll.ml.tables import TPU_CHIPS_PER_HOST, TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL, TPU_TYPES, tpu_chips
-
-SLICE_LABEL = "cloud.google.com/gke-nodepool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,9 @@ def tpu_needs(job: Job, attributes: MlAttributes) -> TpuNeeds | None:
     if hosts > 1 and (topology is None or chips % TPU_CHIPS_PER_HOST):
         limit = f"a slice of more than {TPU_CHIPS_PER_HOST} chips lies on several hosts and has a shape"
         raise JobMistake(f"{PREFIX}tpu_topology", topology, limit, "write one such as 4x4")
+    if hosts > 1 and job.job_type is JobType.SERVICE:
+        limit = f"a slice {topology} lies on {hosts} hosts, and a service runs in one pod"
+        raise JobMistake(f"{PREFIX}tpu_topology", topology, limit, "choose a smaller slice")
     if job.workers is not None and job.workers != hosts:
         raise JobMistake("workers", job.workers, f"the slice lies on {hosts} hosts", "remove it")
     labels: list[tuple[str, tuple[str, ...]]] = []

@@ -3,18 +3,22 @@
 All gangs are weighed together under one key, in the order of `queue.in_order`, those that lack members first. A gang
 that finds no place holds nothing; it is tried again after capacity changed, or after a growing back-off. Events on the
 gang and on its first gated members say what it waits for, so that nobody takes it for a failed one.
+
+A search may take seconds, so it runs in a thread on a snapshot. What changes meanwhile is found when GPUs are reserved
+and when the status is written.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import structlog
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
+from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.gang_status import wait_for
@@ -41,7 +45,17 @@ from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
-from controllers.gangs.writes import each, fence, nominate, raise_first, reserve, ungate, unreserve, write_status
+from controllers.gangs.writes import (
+    each,
+    fence,
+    member_annotations,
+    nominate,
+    raise_first,
+    reserve,
+    ungate,
+    unreserve,
+    write_status,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +65,7 @@ TRIES_MAX = 64
 """Gangs tried in one round; the next round continues with those that waited longest."""
 CUT_SECONDS = 0.05
 EVENT_SECONDS = 60.0
+T = TypeVar("T")
 ORDER_SECONDS = 10.0
 """How long an order of all waiting gangs is good enough for an event."""
 MEMBERS_MAX = 8
@@ -141,22 +156,24 @@ class AdmissionReconciler:
                 waits.append(CUT_SECONDS)
                 break
             if waits[-1] is not None and self._cache.rules.strict_order:
-                ahead[pool] = self._with_contender(ahead.get(pool, NOBODY), view)
+                ahead[pool] = await self._with_contender(ahead.get(pool, NOBODY), view)
             await asyncio.sleep(0)
         return waits
 
-    def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
+    async def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
         """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because
         it never fits or because what it asks for is not known, keeps nobody waiting."""
         if not self._cache.attempts_of(view.gang).contends:
             return ahead
-        usable = self._usable(view)
+        usable = await self._usable(view)
         return ahead.with_gang(_named(view), usable) if usable else ahead
 
-    def _usable(self, view: GangView) -> dict[str, int]:
+    async def _usable(self, view: GangView) -> dict[str, int]:
         members = decide(view, now_seconds=self._cache.now_seconds()).members
         requests = self._cache.requests(members)
-        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._cache.snapshot())
+        if isinstance(requests, Obstacle):
+            return {}
+        return await asyncio.to_thread(usable_positions, members, requests, self._cache.snapshot())
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
@@ -213,12 +230,12 @@ class AdmissionReconciler:
             is_whole = await self._replace(view, decision, domains, snapshot)
             return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
         key = key_of(view.gang)
+        before = ""
         if ahead.gangs:
-            before = ahead.in_the_way(usable_positions(decision.members, requests, snapshot))
+            before = ahead.in_the_way(await asyncio.to_thread(usable_positions, decision.members, requests, snapshot))
             snapshot = snapshot.without_positions(ahead.positions)
-        else:
-            before = ""
-        answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
+        own = self._preemption.with_own_gpus(key, snapshot)
+        answer = await asyncio.to_thread(find_places, view, decision.members, requests, domains, own)
         if isinstance(answer, FoundPlacement):
             return await self._admit(view, decision, answer, domains, reservation)
         if before:
@@ -264,8 +281,7 @@ class AdmissionReconciler:
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
         )
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
-        if all(self._is_here(assignment) for assignment in assignments):
-            await self._ungate(assignments, status.admission)
+        await self._ungate(view, assignments, status.admission, is_first=True)
         return None
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
@@ -276,10 +292,8 @@ class AdmissionReconciler:
     async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
         """Create every Lease, or take it over from the GpuReservation with this uid; or leave none behind. Raises
         KubeError, also with none behind."""
-        ledger = self._context.mirror.ledger
-        for assignment in assignments:
-            if assignment.allocation.device_ids:
-                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
+        if not self._assume(assignments, reservation):
+            return False
         claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
         members = [assignment.member for assignment in assignments]
         try:
@@ -291,6 +305,21 @@ class AdmissionReconciler:
             await unreserve(self._context, members, assignments)
         return got_all
 
+    def _assume(self, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
+        """Mark the GPUs as taken; False, with none marked, if one was taken while places were searched."""
+        ledger = self._context.mirror.ledger
+        for number, assignment in enumerate(assignments):
+            if not assignment.allocation.device_ids:
+                continue
+            try:
+                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
+            except IllegalTransition as taken:
+                log.info("A GPU was taken while a gang was placed", uid=assignment.member.uid, err=str(taken))
+                for marked in assignments[:number]:
+                    ledger.forget(marked.member.uid)
+                return False
+        return True
+
     async def _replace(
         self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
     ) -> bool:
@@ -298,39 +327,61 @@ class AdmissionReconciler:
         requests = self._cache.requests(decision.members)
         if isinstance(requests, Obstacle):
             return False
-        assignments = place_missing(view, decision.members, requests, domains, snapshot)
+        assignments = await asyncio.to_thread(place_missing, view, decision.members, requests, domains, snapshot)
         if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
             return False
-        await self._ungate(assignments, view.status.admission)
+        await self._ungate(view, assignments, view.status.admission, is_first=False)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
             status = decision.status.model_copy(update={"assignment": now})
             await write_status(self._context, self._cache, view.gang, status)
         return len(assignments) == len(decision.members)
 
-    async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
-        """Ungate members, first those without GPUs: if the rest is left to another leader, it finds that by Leases."""
+    async def _ungate(
+        self, view: GangView, assignments: Sequence[MemberAssignment], admission: str, *, is_first: bool
+    ) -> None:
+        """Nominate members, then ungate them, first those without GPUs: if the rest is left to another leader, it finds
+        that by Leases. `is_first`: nobody was let go yet, so nobody is unless all are still here; the gang's own loop
+        decides then."""
+        annotations = member_annotations(view, admission, [one.member for one in assignments])
+        for one in assignments:
+            if not one.allocation.device_ids:
+                self._cache.assume_home(one.member.uid, one.allocation.node)
 
-        async def open_one(one: MemberAssignment) -> bool:
-            pod, node = one.member.pod, one.allocation.node
-            seen = await nominate(self._context, pod, node)
-            if seen is not None:
-                await ungate(self._context, pod, node, admission, seen)
-            return seen is not None
+        async def nominate_one(one: MemberAssignment) -> dict[str, Any] | None:
+            return await self._pin(one, nominate(self._context, one.member.pod, one.allocation.node))
 
-        async def open_without_gpus(one: MemberAssignment) -> None:
+        async def ungate_one(one: MemberAssignment) -> None:
             uid = one.member.uid
-            self._cache.assume_home(uid, one.allocation.node)
-            try:
-                if await open_one(one):
-                    return
-            except (Forbidden, Invalid) as error:
-                pod = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}"
-                log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
-            self._cache.forget_home(uid)
+            if seen[uid] is not None:
+                pod, node = one.member.pod, one.allocation.node
+                await self._pin(one, ungate(self._context, pod, node, annotations[uid], seen[uid]))
 
-        raise_first(await each((one for one in assignments if not one.allocation.device_ids), open_without_gpus))
-        raise_first(await each((one for one in assignments if one.allocation.device_ids), open_one))
+        answers = await each(assignments, nominate_one)
+        raise_first(answers)
+        seen: dict[str, Any] = {one.member.uid: answer for one, answer in zip(assignments, answers, strict=True)}
+        whole = [one for one in assignments if one.allocation.device_ids]
+        bare = [one for one in assignments if not one.allocation.device_ids]
+        may_begin = all(map(self._is_here, assignments)) and all(seen[one.member.uid] is not None for one in whole)
+        for one in bare:
+            if seen[one.member.uid] is None or (is_first and not may_begin):
+                self._cache.forget_home(one.member.uid)
+        if is_first and not may_begin:
+            return
+        raise_first(await each(bare, ungate_one))
+        raise_first(await each(whole, ungate_one))
+
+    async def _pin(self, one: MemberAssignment, write: Awaitable[T]) -> T | None:
+        """Await a write that sends a member to its node; None where one without GPUs does not take it."""
+        try:
+            return await write
+        except (Forbidden, Invalid) as error:
+            if one.allocation.device_ids:
+                raise
+            pod, uid = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}", one.member.uid
+            log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
+            self._cache.forget_home(uid)
+            return None
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
         """Write and record why the gang waits. Returns the answer."""

@@ -1,7 +1,7 @@
 """Creates the GpuGang of pods that only give their gang's name and size, and deletes it after them.
 
 Without a size nobody knows when the gang is complete: its pods wait, and an event says so. The gang is owned by the
-pods' controller where they have one, and ends with it, or with the last of its pods.
+topmost controllers of its pods, such as the JobSet of several Jobs, and ends with them; without, with the last pod.
 """
 
 from collections import Counter
@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from atoll.api import names
-from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.api.times import seconds_of
 from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, kueue_request_of, words
 from atoll.cluster.gangs.lifecycle import has_begun
-from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, has_gate, key_of
+from atoll.cluster.gangs.membership import SET_LABELS, GangKey, has_gate, key_of
 from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
@@ -22,6 +22,7 @@ from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFo
 from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache
+from controllers.gangs.owners import OwnerLister, as_owner
 
 PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""
@@ -30,6 +31,8 @@ AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 NOTE_LENGTH_MAX = 900
 TOLD_MAX = 8
+TOP_OWNERS_MAX = 16
+"""A gang that is made for pods of more owners has none, and ends with its pods."""
 RETURN_SECONDS = 600.0
 """How long after its pause a gang without pods is kept: its owner may be slow to make them."""
 NO_WISHES: Mapping[str, KueueTopologyRequest] = MappingProxyType({})
@@ -41,6 +44,7 @@ class GangMaker:
     def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
         self._cache = cache
+        self._owners = OwnerLister(context)
 
     async def make(self, key: GangKey) -> float | None:
         """Create the gang that the pods describe, if they describe one. Raises KubeError."""
@@ -55,7 +59,6 @@ class GangMaker:
             )
             self._record_event(members, note)
             return None
-        owner = owner_of(members)
         wishes = kueue_requests_of(members)
         if isinstance(wishes, str):
             note = f"there is no GpuGang {key[1]!r} yet, and none can be created: {wishes}"
@@ -69,7 +72,7 @@ class GangMaker:
             )
             self._record_event(members, note)
             return None
-        body = gang_body(key, pod_sets, owner, wishes)
+        body = gang_body(key, pod_sets, await self._top_owners(members), wishes)
         try:
             await self._context.api.create(paths.gpugangs(key[0]), body)
         except AlreadyExists:
@@ -98,16 +101,44 @@ class GangMaker:
         if made_for is None:
             return False
         members = self._cache.pods_of(key_of(gang))
-        owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
-        is_another = owner is not None and made_for != owner.uid
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
-        if not (is_another or is_empty or self._is_of_another_size(gang, members)):
+        if not (
+            is_empty
+            or self._is_of_another_size(gang, members)
+            or await self._is_of_others(gang, [pod for pod in members if pod.metadata.deletion_timestamp is None])
+        ):
             return False
         options = delete_options(uid=gang.metadata.uid)
         try:
             await self._context.api.delete(paths.gpugangs(gang.metadata.namespace, gang.metadata.name), options)
         except (NotFound, Conflict):
             return True
+        return True
+
+    async def _top_owners(self, members: Sequence[Pod]) -> list[SuspendedOwner]:
+        """Return the topmost owners of the pods; none if a pod is bare, or there are too many. Raises KubeError."""
+        found: dict[str, SuspendedOwner] = {}
+        for reference in owners_of(members) or ():
+            above = await self._owners.above(members[0].metadata.namespace, reference)
+            top = above[-1] if above else as_owner(reference)
+            found[top.uid] = top
+        return list(found.values()) if len(found) <= TOP_OWNERS_MAX else []
+
+    async def _is_of_others(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
+        """Return whether every pod belongs to an owner that the gang was not created for, and the gang has not admitted
+        any of them. Raises KubeError."""
+        made_for = gang.metadata.annotations[names.GANG_MADE_FOR]
+        references = owners_of(members)
+        admission = gang.status.admission if gang.status is not None else ""
+        if made_for == PODS or not references:
+            return False
+        if admission and any(pod.metadata.annotations.get(names.ADMISSION) == admission for pod in members):
+            return False
+        known = set(made_for.split(","))
+        for reference in references:
+            above = await self._owners.above(members[0].metadata.namespace, reference)
+            if not above or not known.isdisjoint((reference.uid, *(one.uid for one in above))):
+                return False
         return True
 
     def _is_of_another_size(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
@@ -133,13 +164,14 @@ class GangMaker:
             )
 
 
-def owner_of(members: Sequence[Pod]) -> OwnerReference | None:
-    """Return the one controller of all members; None when they have none, or several."""
-    owners = {
-        owner.uid: owner for pod in members for owner in pod.metadata.owner_references if owner.controller
-    }  # fmt: skip
-    has_bare = any(not any(owner.controller for owner in pod.metadata.owner_references) for pod in members)
-    return next(iter(owners.values())) if len(owners) == 1 and not has_bare else None
+def owners_of(members: Sequence[Pod]) -> tuple[OwnerReference, ...] | None:
+    """Return the controllers of the pods, each once; None if a pod has none."""
+    found = [
+        next((owner for owner in pod.metadata.owner_references if owner.controller), None) for pod in members
+    ]  # fmt: skip
+    if None in found:
+        return None
+    return tuple({owner.uid: owner for owner in found if owner is not None}.values())
 
 
 def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | None:
@@ -155,26 +187,24 @@ def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | Non
 def gang_body(
     key: GangKey,
     pod_sets: list[dict[str, Any]],
-    owner: OwnerReference | None,
+    owners: Sequence[SuspendedOwner],
     wishes: Mapping[str, KueueTopologyRequest] = NO_WISHES,
 ) -> dict[str, Any]:
     """Return the GpuGang for pods that name their gang's size, with the topology request of each pod set."""
     metadata: dict[str, Any] = {
         "name": key[1],
         "namespace": key[0],
-        "annotations": {names.GANG_MADE_FOR: owner.uid if owner is not None else PODS},
+        "annotations": {names.GANG_MADE_FOR: ",".join(owner.uid for owner in owners) or PODS},
     }
-    if owner is not None:
-        metadata["ownerReferences"] = [
-            {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
-        ]
+    if owners:
+        metadata["ownerReferences"] = [owner.model_dump(by_alias=True) for owner in owners]
     asking = [{**one, **wishes.get(one["name"], KueueTopologyRequest()).fields()} for one in pod_sets]
     return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": {"podSets": asking}}
 
 
 def _named_set(pod: Pod) -> str:
     labels = pod.metadata.labels
-    owners = (labels[key] for key in (JOBSET_SET, KUBEFLOW_SET, KUBEFLOW_ROLE) if labels.get(key))
+    owners = (labels[key] for key in SET_LABELS if labels.get(key))
     return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
 
 

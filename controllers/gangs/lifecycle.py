@@ -14,7 +14,15 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import GangAction, LifecycleDecision, cannot_start, decide, give_up, has_begun
+from atoll.cluster.gangs.lifecycle import (
+    GangAction,
+    GangView,
+    LifecycleDecision,
+    cannot_start,
+    decide,
+    give_up,
+    has_begun,
+)
 from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
@@ -30,6 +38,7 @@ from controllers.gangs.writes import (
     each,
     fence,
     is_reserved,
+    member_annotations,
     nominate,
     raise_first,
     set_active,
@@ -168,8 +177,10 @@ class GangReconciler:
                 await self.write(gang, give_up(decision.status, message, now_seconds=now))
                 return BUSY_SECONDS
             await unreserve(self._context, lacking)
+            if not has_begun(view) and (len(nominated) < len(decision.members) or not self._is_whole(gang)):
+                return BUSY_SECONDS
             whole = [(member, seen) for member, seen in nominated if member not in lacking]
-            return await self._ungate(whole, view.status.admission)
+            return await self._ungate(view, whole)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
@@ -178,6 +189,11 @@ class GangReconciler:
         log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
         await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
+
+    def _is_whole(self, gang: GpuGang) -> bool:
+        """Tell whether no member has left while the others were nominated."""
+        decision = decide(self._cache.view(gang), now_seconds=self._cache.now_seconds())
+        return decision.act is GangAction.UNGATE
 
     async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, dict[str, Any]]]:
         """Nominate members to the nodes of their GPUs; return those that are as they were seen."""
@@ -200,10 +216,13 @@ class GangReconciler:
         raise_first(answers)
         return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
 
-    async def _ungate(self, nominated: Sequence[tuple[GangMember, dict[str, Any]]], admission: str) -> float:
+    async def _ungate(self, view: GangView, nominated: Sequence[tuple[GangMember, dict[str, Any]]]) -> float:
+        annotations = member_annotations(view, view.status.admission, [member for member, _ in nominated])
+
         async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> None:
             member, seen = entry
-            await ungate(self._context, member.pod, seen["status"]["nominatedNodeName"], admission, seen)
+            node = seen["status"]["nominatedNodeName"]
+            await ungate(self._context, member.pod, node, annotations[member.uid], seen)
 
         raise_first(await each(nominated, open_one))
         return BUSY_SECONDS

@@ -1,4 +1,4 @@
-"""Suspends and resumes the owners of members: the topmost owner that has a switch for it.
+"""Finds the owners of members, and suspends and resumes the topmost one that has a switch for it.
 
 Deleting pods one by one would count as failures of a Job; a suspended Job loses nothing. The gang's uid is written on
 the owner in the same patch as the switch, and nothing without it is ever resumed.
@@ -19,6 +19,7 @@ from atoll.api import names
 from atoll.api.gangs import OWNERS_MAX, SuspendedOwner
 from atoll.api.kept import KUEUE_WORKLOAD
 from atoll.cluster.gangs.membership import GangMember
+from atoll.cluster.objects import OwnerReference
 from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, NotFound
 from atoll.kube.patches import merge_patch
@@ -26,7 +27,8 @@ from controllers.context import Context
 
 log = structlog.get_logger(__name__)
 
-HOPS_MAX: Final = 4
+HOPS_MAX: Final = 6
+KNOWN_MAX: Final = 4096
 API_VERSION: Final = re.compile(r"[a-z0-9.-]+/v[0-9]+((alpha|beta)[0-9]+)?", re.ASCII)
 """Owner references are the user's: what stands behind the group's slash may be anything, and becomes part of a path."""
 
@@ -54,8 +56,16 @@ KINDS: Final[dict[tuple[str, str], Suspendable]] = {
     ("kubeflow.org", "XGBoostJob"): Suspendable("xgboostjobs", _RUN_POLICY),
     ("kubeflow.org", "PaddleJob"): Suspendable("paddlejobs", _RUN_POLICY),
     ("kubeflow.org", "JAXJob"): Suspendable("jaxjobs", _RUN_POLICY),
+    ("ray.io", "RayCluster"): Suspendable("rayclusters"),
+    ("ray.io", "RayJob"): Suspendable("rayjobs"),
+    ("workload.codeflare.dev", "AppWrapper"): Suspendable("appwrappers"),
     ("kueue.x-k8s.io", _WORKLOAD): Suspendable("workloads", switch="active", off=False),
 }
+WITHOUT_SWITCH: Final[dict[tuple[str, str], str]] = {
+    ("apps", "StatefulSet"): "statefulsets",
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): "leaderworkersets",
+}
+"""Plurals of kinds that are only read, to find the owner above them."""
 
 
 async def root_owners(
@@ -73,11 +83,8 @@ async def root_owners(
             bare.append(member)
             continue
         if reference.uid not in roots:
-            first = SuspendedOwner(
-                api_version=reference.api_version, kind=reference.kind, name=reference.name, uid=reference.uid
-            )
             workload = member.pod.metadata.annotations.get(KUEUE_WORKLOAD, "")
-            roots[reference.uid] = await _root(context, namespace, first, workload=workload)
+            roots[reference.uid] = await _root(context, namespace, as_owner(reference), workload=workload)
         if roots[reference.uid] is None:
             bare.append(member)
     found = {root.uid: root for root in roots.values() if root is not None}
@@ -85,15 +92,53 @@ async def root_owners(
 
 
 async def _root(context: Context, namespace: str, owner: SuspendedOwner, *, workload: str) -> SuspendedOwner | None:
-    """Follow controllers upwards; None when none of those that can be read has a switch."""
-    root: SuspendedOwner | None = None
+    """Return the topmost of the readable owners that has a switch; None when none has."""
+    above = await owners_above(context, namespace, owner)
+    root = next((one for one in reversed(above) if _kind(one) in KINDS), None)
+    return await _workload(context, namespace, workload, root) if root is not None and workload else root
+
+
+async def owners_above(context: Context, namespace: str, owner: SuspendedOwner) -> tuple[SuspendedOwner, ...]:
+    """Return the owner and the controllers above it, up to the first that cannot be read. Raises KubeError."""
+    found: list[SuspendedOwner] = []
     above: SuspendedOwner | None = owner
-    for _ in range(HOPS_MAX):
-        body = await _read(context, namespace, above) if above is not None else None
+    while above is not None and len(found) < HOPS_MAX:
+        body = await _read(context, namespace, above)
         if body is None:
             break
-        root, above = above, _controller_of(body)
-    return await _workload(context, namespace, workload, root) if root is not None and workload else root
+        found.append(above)
+        above = _controller_of(body)
+    return tuple(found)
+
+
+class OwnerLister:
+    """Owners of pods with the controllers above them. They are remembered: an object keeps its controller."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[str, tuple[SuspendedOwner, ...]] = {}
+
+    async def above(self, namespace: str, reference: OwnerReference) -> tuple[SuspendedOwner, ...]:
+        """Return the owner and the controllers above it; the owner alone if its kind is not known to Atoll; nothing if
+        it is gone. Raises KubeError."""
+        found = self._known.get(reference.uid)
+        if found is not None:
+            return found
+        owner = as_owner(reference)
+        found = (owner,) if path_of(namespace, owner) is None else await owners_above(self._context, namespace, owner)
+        if found:
+            if len(self._known) >= KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[reference.uid] = found
+        return found
+
+
+def as_owner(reference: OwnerReference) -> SuspendedOwner:
+    """Return the owner that a pod refers to; not validated, because the reference is the user's: only what the API
+    server then knows by it is used."""
+    return SuspendedOwner.model_construct(
+        api_version=reference.api_version, kind=reference.kind, name=reference.name, uid=reference.uid
+    )
 
 
 def _controller_of(body: dict[str, Any]) -> SuspendedOwner | None:
@@ -101,9 +146,7 @@ def _controller_of(body: dict[str, Any]) -> SuspendedOwner | None:
     above = next((one for one in references if one.get("controller")), None)
     if above is None:
         return None
-    return SuspendedOwner(
-        api_version=above.get("apiVersion", ""), kind=above["kind"], name=above["name"], uid=above["uid"]
-    )
+    return as_owner(OwnerReference(above["kind"], above["name"], above["uid"], api_version=above["apiVersion"]))
 
 
 async def _workload(context: Context, namespace: str, name: str, owner: SuspendedOwner) -> SuspendedOwner:
@@ -149,7 +192,7 @@ async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_u
 
 
 async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> dict[str, Any] | None:
-    """Read an owner of a kind that has a switch; None for other kinds, and where it is gone or another one by now."""
+    """Read an owner of a known kind; None for other kinds, and where it is gone or another one by now."""
     path = path_of(namespace, owner)
     if path is None:
         return None
@@ -166,7 +209,7 @@ async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> dict
 async def _switch(
     context: Context, namespace: str, owner: SuspendedOwner, body: dict[str, Any], *, suspended: bool, mark: str | None
 ) -> None:
-    kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
+    kind = KINDS[_kind(owner)]
     value: dict[str, Any] = {kind.switch: kind.off is suspended}
     await _patch(context, namespace, owner, body, mark=mark, spec={kind.section: value} if kind.section else value)
 
@@ -195,15 +238,22 @@ async def _patch(
 
 
 def _is_suspended(body: dict[str, Any], owner: SuspendedOwner) -> bool:
-    kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
+    kind = KINDS[_kind(owner)]
     spec = body.get("spec") or {}
     section = (spec.get(kind.section) or {}) if kind.section else spec
     return section.get(kind.switch, not kind.off) is kind.off
 
 
 def path_of(namespace: str, owner: SuspendedOwner) -> str | None:
-    """Return the path of an owner of a kind that has a switch."""
-    kind = KINDS.get((owner.api_version.partition("/")[0], owner.kind))
-    if kind is None or not API_VERSION.fullmatch(owner.api_version):
+    """Return the path of an owner of a known kind; None for other kinds."""
+    if (owner.api_version, owner.kind) == ("v1", "Pod"):
+        return paths.pods(namespace, owner.name)
+    kind = KINDS.get(_kind(owner))
+    plural = kind.plural if kind is not None else WITHOUT_SWITCH.get(_kind(owner))
+    if plural is None or not API_VERSION.fullmatch(owner.api_version):
         return None
-    return paths.group(owner.api_version, kind.plural, namespace=namespace, name=owner.name)
+    return paths.group(owner.api_version, plural, namespace=namespace, name=owner.name)
+
+
+def _kind(owner: SuspendedOwner) -> tuple[str, str]:
+    return owner.api_version.partition("/")[0], owner.kind

@@ -13,7 +13,7 @@ before the reservations of a gang that is not admitted are taken back: whatever 
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,8 +24,10 @@ from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.api.times import format_microtime
 from atoll.cluster import pods
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.member_assignments import MemberAssignment, open_gate
 from atoll.cluster.gangs.membership import GangMember, has_gate
+from atoll.cluster.gangs.rendezvous import rendezvous_annotations
 from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
 from atoll.cluster.objects import Lease, Pod, decode_pod
 from atoll.cluster.release import version_number
@@ -128,20 +130,29 @@ async def nominate(context: Context, pod: Pod, node: str) -> dict[str, Any] | No
     return seen
 
 
-async def ungate(context: Context, pod: Pod, node: str, admission: str, seen: dict[str, Any]) -> None:
-    """Pin a nominated pod, open its gate and annotate the admission, in one patch. `seen`: as the nomination left it.
-    Nothing happens if the pod has changed in the meantime, or is gone."""
+async def ungate(context: Context, pod: Pod, node: str, annotations: Mapping[str, str], seen: dict[str, Any]) -> None:
+    """Pin a nominated pod, open its gate and annotate it, in one patch. `seen`: as the nomination left it. Nothing
+    happens if the pod has changed in the meantime, or is gone."""
     metadata = pod.metadata
     body = merge_patch(
         uid=metadata.uid,
         resource_version=seen["metadata"]["resourceVersion"],
-        annotations={names.ADMISSION: admission} if admission else None,
+        annotations=dict(annotations) or None,
         spec=open_gate(seen.get("spec") or {}, node),
     )
     try:
         await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
     except (NotFound, Conflict) as error:
         _log_gated(pod, error)
+
+
+def member_annotations(view: GangView, admission: str, coming: Iterable[GangMember]) -> dict[str, dict[str, str]]:
+    """Return the annotations that members get with their open gates, by uid: the id of the admission, and for those
+    that ask what they need to find each other."""
+    uids = {member.uid for member in coming}
+    found = rendezvous_annotations(view.gang.spec, view.members, uids)
+    shared = {names.ADMISSION: admission} if admission else {}
+    return {uid: {**shared, **found.get(uid, {})} for uid in uids}
 
 
 def _log_gated(pod: Pod, error: KubeError) -> None:

@@ -6,7 +6,7 @@ never saw, or of a deletion that only the controllers missed. Keys of the releas
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -41,6 +41,8 @@ ASK_AGAIN_SECONDS_MAX = 300.0
 
 AskEvidence = Callable[[str, int], None]
 """Called with a node and the version that a report of it must have passed."""
+ChooseHeirs = Callable[[Sequence[LeaseRecord]], Mapping[str, str]]
+"""Called with Leases of one pod on one node that end; returns those that a GpuReservation takes over, by name."""
 
 
 @dataclass(slots=True)
@@ -63,11 +65,13 @@ class ReleaseReconciler:
         terminations: PodTerminations,
         ask_evidence: AskEvidence,
         declarations: MachineDeclarations,
+        choose_heirs: ChooseHeirs,
     ) -> None:
         self._context = context
         self._terminations = terminations
         self._declarations = declarations
         self._ask_evidence = ask_evidence
+        self._choose_heirs = choose_heirs
         self._doubted: dict[str, _PodInDoubt] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
@@ -129,9 +133,10 @@ class ReleaseReconciler:
         return self._terminations.departed(records[0].holder.uid, gone, records)
 
     async def _release(self, records: Sequence[LeaseRecord], proof: Proof) -> None:
-        """Delete all Leases; a conflict means that one was marked meanwhile, and the next call finds it as it is."""
+        """End all Leases; a conflict means that one was marked meanwhile, and the next call finds it as it is."""
+        heirs, now = self._choose_heirs(records), self._context.now_text()
         results = await asyncio.gather(
-            *(end_lease(self._context.api, record, self._context.now_text()) for record in records),
+            *(end_lease(self._context.api, one, now, heir=heirs.get(one.lease_name, "")) for one in records),
             return_exceptions=True,
         )
         faults = [result for result in results if isinstance(result, BaseException)]

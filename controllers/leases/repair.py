@@ -1,7 +1,8 @@
 """Repairs Leases: writes missing ones of bound pods again, and makes unreadable ones readable.
 
 A missing Lease is also written again for a deleted pod that had lost it, whose release then needs proof like any other.
-A GPU that another holder has is reported as double use; nothing is released. An unreadable Lease (somebody edited its
+One that a GpuReservation holds by itself becomes the pod's: the pod uses the GPU, the reservation only keeps it. A GPU
+that another pod has is reported as double use; nothing is released. An unreadable Lease (somebody edited its
 annotations) gets them from its *name*, and its holder from the one bound pod that names the GPU; until it can be read,
 nobody gets that GPU.
 """
@@ -17,9 +18,10 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.holds import HoldSource
-from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, lease_name, parse_lease
+from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.repairs import MissingLease, device_of_lease_name, owner_of_unreadable, required_leases
+from atoll.cluster.reservation_use import reservation_name
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists, NotFound
@@ -27,7 +29,7 @@ from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference, pod_reference
-from controllers.leases.writes import read_lease
+from controllers.leases.writes import read_lease, rewrite_lease
 from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
@@ -68,19 +70,20 @@ class MissingLeaseRepair:
         """Write what is missing. Raises KubeError."""
         pod = self._context.mirror.ledger.pods.get(uid)
         if left_behind := self._context.mirror.ledger.lost.records(uid):
-            await asyncio.gather(*(self._create(record.holder, _lacking(record)) for record in left_behind))
+            await asyncio.gather(*(self._restore(_lacking(record), record.reservation) for record in left_behind))
             return None
         if pod is None:
             return None
-        missing, contested = self._compare(pod)
-        if not missing and not contested:
+        lacking = self._lacking_by(pod)
+        if not lacking:
             return None
         lookup = await look_up(self._context.api, pods.holder_of(pod))
         live = set(required_leases(lookup.pod)) if lookup.pod is not None else set()
-        won = await asyncio.gather(*(self._create(pods.holder_of(pod), lease) for lease in missing if lease in live))
-        lost = [lease for lease, is_ours in zip((m for m in missing if m in live), won, strict=True) if not is_ours]
-        for lease in (*lost, *(c for c in contested if c in live)):
-            await self._record_double_use(pod, lease)
+        wanted = [lease for lease in lacking if lease in live]
+        own = await asyncio.gather(*(self._restore(lease, reservation_name(pod)) for lease in wanted))
+        for lease, is_own in zip(wanted, own, strict=True):
+            if not is_own:
+                await self._record_double_use(pod, lease)
         return None
 
     def _holds_all(self, uid: str, allocation: Allocation) -> bool:
@@ -88,16 +91,16 @@ class MissingLeaseRepair:
         records = (leases.get(lease_name(allocation.node, device_id)) for device_id in allocation.device_ids)
         return all(record is not None and record.holder.uid == uid for record in records)
 
-    def _compare(self, pod: Pod) -> tuple[list[MissingLease], list[MissingLease]]:
-        """Return the Leases of the pod that are missing, and those that another holder has."""
+    def _lacking_by(self, pod: Pod) -> list[MissingLease]:
+        """Return the Leases that the pod must have, and that are missing or another holder's."""
         ledger = self._context.mirror.ledger
         required = [lease for lease in required_leases(pod) if lease.name not in ledger.unreadable_leases]
-        missing = [lease for lease in required if lease.name not in ledger.leases]
-        held = [lease for lease in required if lease.name in ledger.leases]
-        return missing, [lease for lease in held if ledger.leases[lease.name].holder.uid != lease.holder.uid]
+        held = {record.lease_name for record in ledger.leases_of(pod.metadata.uid)}
+        return [lease for lease in required if lease.name not in held]
 
-    async def _create(self, holder: Holder, lease: MissingLease) -> bool:
-        """Create one Lease; False when another holder has it. The bind's own Lease may only not have been seen yet."""
+    async def _restore(self, lease: MissingLease, uses: str) -> bool:
+        """Write one Lease; False when another pod has it. The bind's own Lease may only not have been seen yet. `uses`:
+        the GpuReservation of the pod, by name or as NAME/UID."""
         now = self._context.now_text()
         report = self._context.mirror.ledger.nodes.get(lease.node)
         node_uid = report.node_uid if report is not None else ""
@@ -106,11 +109,18 @@ class MissingLeaseRepair:
         try:
             await self._context.api.create(paths.leases(names.SYSTEM_NAMESPACE), body)
         except AlreadyExists:
-            return await self._is_own(lease)
+            found = await self._live(lease)
+            if found is None or found.holder.uid == lease.holder.uid:
+                return True
+            if not found.holder.is_reservation or found.device_uuid != lease.device_uuid:
+                return False
+            if found.reservation.partition("/")[0] == uses.partition("/")[0]:
+                body["metadata"]["annotations"][names.RESERVATION] = found.reservation
+            await rewrite_lease(self._context.api, found, body)
         self._context.metrics.leases_recreated.inc()
         log.warning("Wrote a missing Lease again", lease=lease.name, pod=str(lease.holder), uid=lease.holder.uid)
         self._context.events.record(
-            holder_reference(holder),
+            holder_reference(lease.holder),
             reason=names.REASON_LEASE_RECREATED,
             note=f"the Lease {lease.name} of a GPU that this pod uses was missing; it was written again",
             action="Repair",
@@ -118,22 +128,19 @@ class MissingLeaseRepair:
         )
         return True
 
-    async def _is_own(self, lease: MissingLease) -> bool:
-        holder = await self._live_holder(lease)
-        return holder is None or holder.uid == lease.holder.uid
-
-    async def _live_holder(self, lease: MissingLease) -> Holder | None:
+    async def _live(self, lease: MissingLease) -> LeaseRecord | None:
         found = await read_lease(self._context.api, lease.name)
         try:
-            return parse_lease(found).holder if found is not None else None
+            return parse_lease(found) if found is not None else None
         except MalformedValue:
             return None
 
     async def _record_double_use(self, pod: Pod, lease: MissingLease) -> None:
         """Record it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
-        other = await self._live_holder(lease)
-        if other is None or other.uid == lease.holder.uid:
+        found = await self._live(lease)
+        if found is None or found.holder.uid == lease.holder.uid:
             return
+        other = found.holder
         self._context.metrics.double_uses.inc()
         log.error(
             "Two holders name one GPU", lease=lease.name, pod=str(lease.holder), uid=lease.holder.uid, other=str(other)

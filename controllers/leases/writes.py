@@ -31,18 +31,19 @@ async def delete_lease(api: Api, record: LeaseRecord) -> bool:
     return True
 
 
-async def end_lease(api: Api, record: LeaseRecord, now: str) -> bool:
-    """End a pod's hold on exactly this version of a Lease: delete it, or return it to its GpuReservation. False if it
-    is already gone. Raises Conflict if it has changed."""
-    if not record.reservation or record.holder.is_reservation:
+async def end_lease(api: Api, record: LeaseRecord, now: str, *, heir: str = "") -> bool:
+    """End a pod's hold on exactly this version of a Lease: return it to its GpuReservation, give it to `heir`, which is
+    the NAME/UID of one, or delete it. False if it is already gone. Raises Conflict if it has changed."""
+    mark = record.reservation or heir
+    if not mark or record.holder.is_reservation:
         return await delete_lease(api, record)
-    return await rewrite_lease(api, record, returned_lease(record, now))
+    return await rewrite_lease(api, record, returned_lease(replace(record, reservation=mark), now))
 
 
 async def rewrite_lease(api: Api, record: LeaseRecord, body: Mapping[str, Any]) -> bool:
     """Give exactly this version of a Lease to the holder that `body` names, without any mark of the one before. False
     if it is gone. Raises Conflict if it has changed."""
-    gone = dict.fromkeys((names.LEASE_IN_DOUBT, names.LEASE_FENCED, names.LEASE_GANG))
+    gone = dict.fromkeys((names.LEASE_IN_DOUBT, names.LEASE_FENCED, names.LEASE_GANG, names.RESERVATION))
     patch = merge_patch(
         uid=record.lease_uid,
         resource_version=record.resource_version,

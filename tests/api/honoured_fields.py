@@ -121,6 +121,11 @@ KEYS = {
     "RESERVATION": "tests/cluster/test_reservations.py::test_pod_that_names_one_never_runs_outside_it",
     "GANG_SIZE": f"{GANGS}::test_a_gang_is_made_for_pods_that_say_how_many_they_are",
     "POD_SET": DIFFERENTLY,
+    "RENDEZVOUS": "tests/webhook/test_gangs.py::test_a_member_that_asks_for_its_rendezvous_gets_the_variables",
+    "RANK": "tests/cluster/gangs/test_rendezvous.py::test_ranks_follow_the_pod_sets_and_the_members_ranks",
+    "WORLD_SIZE": "tests/cluster/gangs/test_rendezvous.py::test_ranks_follow_the_pod_sets_and_the_members_ranks",
+    "LEADER": "tests/cluster/gangs/test_rendezvous.py::test_an_address_has_the_subdomain_of_pods_that_have_one",
+    "HOSTS": "tests/cluster/gangs/test_rendezvous.py::test_a_list_of_addresses_that_is_too_long_is_left_out",
     "PREEMPTIBLE": "tests/cluster/gangs/test_gang_preemption.py::"
     "test_whoever_may_not_be_preempted_is_no_victim_and_waited_for",
     "CLAIM_UID": "tests/e2e/test_refusals.py::test_a_claim_that_goes_away_takes_its_waiting_pods_hope",
@@ -180,6 +185,8 @@ FOREIGN_KEYS = {
     "jobset.sigs.k8s.io/replicatedjob-replicas": JOBSET,
     "jobset.sigs.k8s.io/replicatedjob-name": JOBSET,
     "training.kubeflow.org/replica-type": f"{OWNERS}::test_a_pytorchjob_has_master_and_workers",
+    "ray.io/group": f"{OWNERS}::test_a_raycluster_has_its_head_and_its_groups",
+    "ray.io/worker-group-replica-index": f"{OWNERS}::test_a_raycluster_has_its_head_and_its_groups",
     "training.kubeflow.org/job-role": f"{OWNERS}::test_an_mpijob_has_launcher_and_workers_by_role",
 }
 """Of others, on members of gangs: what ranks them, what says their pod set, and where that may lie."""

@@ -53,8 +53,11 @@ def test_every_annotation_and_label_has_a_test_of_its_effect() -> None:
         if isinstance(value, str) and re.match(r"^(?:\w+\.)?(gpu\.scheduling|kubernetes\.io)/", value)
     }
     assert set(KEYS) == own - NO_KEYS
-    sets = (membership.JOBSET_SET, membership.KUBEFLOW_SET, membership.KUBEFLOW_ROLE)
-    assert set(FOREIGN_KEYS) == {*kueue_topology.KUEUE_ANNOTATIONS, *membership.RANKING_ANNOTATIONS, *sets}
+    assert set(FOREIGN_KEYS) == {
+        *kueue_topology.KUEUE_ANNOTATIONS,
+        *membership.RANKING_ANNOTATIONS,
+        *membership.SET_LABELS,
+    }
 
 
 @pytest.mark.parametrize("asked", NAMED)

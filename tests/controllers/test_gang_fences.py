@@ -8,10 +8,11 @@ import pytest
 from aiohttp import web
 
 from atoll.api import names
-from tests.controllers.gang_harness import GANGS, JOBS, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import LEASES, PODS
 from tests.controllers.test_gangs import JOB, QUICK, add_owned
 from tests.fakes.api_server import Object, status
+from tests.fakes.clock import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -123,6 +124,48 @@ async def test_a_member_that_is_made_anew_before_the_gates_open_undoes_the_admis
             await settled(second, lambda: is_let_go(made, "g-0", "g-2"))
 
         assert made.gang("g")["status"]["admissions"] == 2
+
+
+@pytest.mark.parametrize("dies_at", [0, RESERVED], ids=["same-leader", "next-leader"])
+async def test_nobody_is_let_go_when_another_goes_while_members_are_nominated(tmp_path: Path, dies_at: int) -> None:
+    """The nomination of the second takes long; meanwhile the first, which has all of its GPUs, is deleted."""
+    opened: list[str] = []
+    async with cluster() as made:
+
+        def watch(method: str, path: str, body: Any) -> web.Response | None:
+            if method == "PATCH" and path.startswith(PODS) and "schedulingGates" in ((body or {}).get("spec") or {}):
+                opened.append(path.rpartition("/")[2])
+            return None
+
+        made.server.intercept(watch)
+        async with term(made, tmp_path, dies_at=dies_at) as first:
+            if dies_at:
+                add_gang(made)
+                await settled(first, first.api.dead.is_set)
+            else:
+                await _delete_other_while_nominated(made, first)
+        if dies_at:
+            async with term(made, tmp_path) as second:
+                await _delete_other_while_nominated(made, second)
+
+    assert set(opened) == {"g-1", "g-2"}
+
+
+async def _delete_other_while_nominated(made: GangHarness, running: Term) -> None:
+    """Hold up the nomination of g-1 until the leader has seen that g-0 is gone; then have the gang made whole."""
+
+    async def hold_up(request: web.Request) -> web.Response:
+        made.delete("g-0")
+        await until(lambda: "uid-of-g-0" not in running.mirror.pods.by_uid)
+        return made.server.respond("PATCH", request.path, {}, await request.json())
+
+    made.server.fail(hold_up, containing=f"PATCH {PODS}/g-1/status")
+    if f"{GANGS}/g" not in made.server.objects:
+        add_gang(made)
+    await settled(running, lambda: made.reason("g") == "WaitForQuorum" and not made.leases_of("g-1"))
+    assert made.is_gated("g-1")
+    made.add_member("g", 2)
+    await settled(running, lambda: is_let_go(made, "g-1", "g-2"))
 
 
 @pytest.mark.parametrize("when", ["before the leader starts", "when the leader asks for them"])

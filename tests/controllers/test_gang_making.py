@@ -10,7 +10,8 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest
 from atoll.cluster.gangs.sizes import size_of
 from atoll.cluster.objects import OwnerReference, Pod
-from controllers.gangs.creation import assumption, gang_body, kueue_requests_of, owner_of, pod_sets_of
+from controllers.gangs.creation import assumption, gang_body, kueue_requests_of, owners_of, pod_sets_of
+from controllers.gangs.owners import as_owner
 from tests.builders import make_pod
 
 JOBSET = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -55,17 +56,17 @@ def test_pod_sets_are_those_that_the_members_name(pods: list[Pod], sets: Any) ->
     assert pod_sets_of(pods, 3) == sets
 
 
-def test_the_gang_ends_with_its_owner() -> None:
-    """One controller of all members owns the gang; several, or a bare pod among them, own nothing."""
+def test_the_gang_ends_with_its_owners() -> None:
+    """The controllers of all members own the gang; a bare pod among them, and nobody does."""
     owned = [pod(owners=(OWNER,)), pod(owners=(OWNER,))]
     other = msgspec.structs.replace(OWNER, uid="v")
 
-    assert owner_of(owned) == OWNER
-    assert owner_of([*owned, pod()]) is None
-    assert owner_of([*owned, pod(owners=(other,))]) is None
-    body = gang_body(("team", "g"), [{"name": "pods", "count": 2}], OWNER)
-    assert body["metadata"]["ownerReferences"][0]["uid"] == "u"
-    assert GpuGang.model_validate(body).metadata.annotations[names.GANG_MADE_FOR] == "u"
+    assert owners_of(owned) == (OWNER,)
+    assert owners_of([*owned, pod()]) is None
+    assert owners_of([*owned, pod(owners=(other,))]) == (OWNER, other)
+    body = gang_body(("team", "g"), [{"name": "pods", "count": 2}], [as_owner(OWNER), as_owner(other)])
+    assert [one["uid"] for one in body["metadata"]["ownerReferences"]] == ["u", "v"]
+    assert GpuGang.model_validate(body).metadata.annotations[names.GANG_MADE_FOR] == "u,v"
 
 
 RACK, BLOCK = "example.com/rack", "example.com/block"
@@ -130,7 +131,7 @@ def test_each_pod_set_keeps_what_its_kueue_annotations_ask(case: str) -> None:
     assert not isinstance(wishes, str)
     sets = pod_sets_of(members, len(members))
     assert sets is not None
-    body = gang_body(("team", "g"), sets, None, wishes)
+    body = gang_body(("team", "g"), sets, [], wishes)
 
     made = [{key: value for key, value in one.items() if key != "count"} for one in body["spec"]["podSets"]]
     assert made == want

@@ -1,13 +1,15 @@
 """Owners of a gang's pods: suspending and resuming them, and events for gangs that cannot be created yet."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atoll.api import names
 from atoll.api.gangs import SuspendedOwner
 from controllers.gangs.owners import path_of
-from tests.controllers.gang_harness import GANGS, JOBS, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, GangHarness, cluster, settled, term
+from tests.controllers.harness import strip_version
 from tests.controllers.test_gangs import JOB, QUICK, add_owned, is_let_go
 from tests.fakes.api_server import answering
 
@@ -72,3 +74,111 @@ async def test_pods_are_told_that_their_gang_cannot_be_made(tmp_path: Path) -> N
         made.add_member("g", 0, annotations={names.GANG_SIZE: "1"})
         await settled(running, lambda: (names.REASON_GANG_WAITING, "g-0") in running.notes.recorded)
         assert made.is_gated("g-0")
+
+
+JOB_SETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
+
+
+def reference(api: str, kind: str, name: str) -> dict[str, Any]:
+    """Return the reference of an object to its controller."""
+    return {"apiVersion": api, "kind": kind, "name": name, "uid": f"uid-of-{name}", "controller": True}
+
+
+def add_job_set(made: GangHarness, *, restart: int = 0) -> None:
+    """Create a JobSet, its two Jobs, and one pod of each in a gang that states its size."""
+    owner = reference("jobset.x-k8s.io/v1alpha2", "JobSet", "set")
+    if not restart:
+        made.server.put(f"{JOB_SETS}/set", {"metadata": {"name": "set", "uid": "uid-of-set"}, "spec": {}})
+    for number in range(2):
+        job = f"set-{number}-{restart}"
+        made.server.put(
+            f"{JOBS}/{job}", {"metadata": {"name": job, "uid": f"uid-of-{job}", "ownerReferences": [owner]}, "spec": {}}
+        )
+        name = made.add_member("g", 2 * restart + number, annotations={names.GANG_SIZE: "2"})
+        made.change_pod(name, metadata={"ownerReferences": [reference("batch/v1", "Job", job)]})
+
+
+@pytest.mark.asyncio
+async def test_a_gang_of_a_job_set_outlives_its_jobs(tmp_path: Path) -> None:
+    """The JobSet owns the gang. It restarts: its Jobs and their pods end in turn and come again under new uids. The
+    gang stays the same object throughout."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_job_set(made)
+        await settled(running, lambda: is_let_go(made, "g"))
+        uid = made.gang("g")["metadata"]["uid"]
+        (owner,) = made.gang("g")["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("JobSet", "set")
+        for number in range(2):
+            made.server.remove(f"{JOBS}/set-{number}-0")
+            made.delete(f"g-{number}")
+            await settled(running, lambda number=number: not made.leases_of(f"g-{number}"))  # type: ignore[misc]
+            running.resync()
+        add_job_set(made, restart=1)
+        await settled(running, lambda: not made.is_gated("g-2") and not made.is_gated("g-3"))
+        assert made.gang("g")["metadata"]["uid"] == uid
+
+
+@pytest.mark.asyncio
+async def test_a_gang_of_a_job_set_that_is_switched_off_stays_off(tmp_path: Path) -> None:
+    """active is false: the JobSet is suspended, not its Jobs one by one, and is not resumed while the pods end."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_job_set(made)
+        await settled(running, lambda: is_let_go(made, "g"))
+        gang = made.gang("g")
+        made.server.put(f"{GANGS}/g", strip_version({**gang, "spec": {**gang["spec"], "active": False}}))
+        await settled(running, lambda: made.server.objects[f"{JOB_SETS}/set"]["spec"].get("suspend"))
+        for number in range(2):
+            made.server.remove(f"{JOBS}/set-{number}-0")
+            made.delete(f"g-{number}")
+            await settled(running, lambda number=number: not made.leases_of(f"g-{number}"))  # type: ignore[misc]
+            running.resync()
+        await settled(running, lambda: made.held() == 0)
+        assert made.server.objects[f"{JOB_SETS}/set"]["spec"]["suspend"] is True
+        assert made.gang("g")["metadata"]["uid"] == gang["metadata"]["uid"]
+
+
+@pytest.mark.asyncio
+async def test_a_gang_made_for_one_owner_is_made_anew_for_another(tmp_path: Path) -> None:
+    """The same name for the pods of another owner: the old gang and its count of evictions are not theirs."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_job_set(made)
+        await settled(running, lambda: is_let_go(made, "g"))
+        uid = made.gang("g")["metadata"]["uid"]
+        for number in range(2):
+            made.delete(f"g-{number}")
+        other = reference("example.com/v1", "Training", "other")
+        for number in range(2, 4):
+            name = made.add_member("g", number, annotations={names.GANG_SIZE: "2"})
+            made.change_pod(name, metadata={"ownerReferences": [other]})
+        await settled(running, lambda: f"{GANGS}/g" in made.server.objects and made.gang("g")["metadata"]["uid"] != uid)
+        await settled(running, lambda: not made.is_gated("g-2") and not made.is_gated("g-3"))
+        assert made.gang("g")["metadata"]["ownerReferences"][0]["name"] == "other"
+
+
+LWS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/team/leaderworkersets"
+SETS = "/apis/apps/v1/namespaces/team/statefulsets"
+
+
+@pytest.mark.asyncio
+async def test_a_gang_of_a_leader_worker_set_belongs_to_it(tmp_path: Path) -> None:
+    """Leaders come from one StatefulSet, the workers of a leader from another that the leader pod owns: all are the
+    LeaderWorkerSet's."""
+    top = reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "lws")
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{LWS}/lws", {"metadata": {"name": "lws", "uid": "uid-of-lws"}, "spec": {}})
+        made.server.put(
+            f"{SETS}/lws", {"metadata": {"name": "lws", "uid": "uid-of-leaders", "ownerReferences": [top]}, "spec": {}}
+        )
+        leaders = {**reference("apps/v1", "StatefulSet", "lws"), "uid": "uid-of-leaders"}
+        made.add_member("g", 0, annotations={names.GANG_SIZE: "2"})
+        made.change_pod("g-0", metadata={"ownerReferences": [leaders]})
+        leader = {**reference("v1", "Pod", "g-0"), "uid": made.pod("g-0")["metadata"]["uid"]}
+        made.server.put(
+            f"{SETS}/lws-0",
+            {"metadata": {"name": "lws-0", "uid": "uid-of-lws-0", "ownerReferences": [leader]}, "spec": {}},
+        )
+        made.add_member("g", 1, annotations={names.GANG_SIZE: "2"})
+        made.change_pod("g-1", metadata={"ownerReferences": [reference("apps/v1", "StatefulSet", "lws-0")]})
+        await settled(running, lambda: is_let_go(made, "g"))
+        owners = made.gang("g")["metadata"]["ownerReferences"]
+    assert owners == [{key: value for key, value in top.items() if key != "controller"}]

@@ -1,5 +1,6 @@
 """The gang loops over an API server in memory: whole admissions, crashes at every write, evictions, replacements."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from atoll.api import names
+from atoll.cluster.gangs.placing import find_places
+from atoll.cluster.leases import Holder
 from controllers.settings import WaitForPodsReadySettings
+from tests.builders import lease_json, pod_json
 from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.harness import LEASES, PODS, strip_version
+from tests.fakes.clock import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -164,6 +170,39 @@ async def test_a_gpu_that_is_taken_meanwhile_undoes_the_whole_admission(tmp_path
         assert made.is_gated("g-1")
 
 
+async def test_a_gpu_that_is_taken_while_places_are_searched_is_given_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search keeps no event waiting: a Lease that comes meanwhile is seen, and the gang goes elsewhere."""
+    loop, asked = asyncio.get_running_loop(), []
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+
+        async def take() -> None:
+            made.server.put(f"{PODS}/thief", strip_version(pod_json("thief", gpus=1)))
+            holder = Holder("team", "thief", made.pod("thief")["metadata"]["uid"])
+            lease = strip_version(lease_json("n1", 0, holder=holder))
+            made.server.put(f"{LEASES}/{lease['metadata']['name']}", lease)
+            made.bind("thief")
+            await until(lambda: running.mirror.ledger.leases)
+
+        def search(*question: Any) -> Any:
+            answer = find_places(*question)
+            if not asked:
+                asyncio.run_coroutine_threadsafe(take(), loop).result(8)
+            asked.append(answer)
+            return answer
+
+        monkeypatch.setattr("controllers.gangs.admission.find_places", search)
+        made.add_gang("g", 1)
+        made.add_member("g", 0, gpus=8)
+        await settled(running, lambda: not made.is_gated("g-0"))
+
+        first, last = (answer.placement.assignments[0].members[0].host for answer in asked)
+        assert (first, last) == ("n1", "n2")
+        assert len(made.leases_of("g-0")) == 8
+        assert made.held() == 9
+
+
 async def test_a_gang_is_made_for_pods_that_say_how_many_they_are(tmp_path: Path) -> None:
     """gang and gang-size alone are enough; the made gang ends with its pods."""
     size = {names.GANG_SIZE: "2"}
@@ -175,6 +214,29 @@ async def test_a_gang_is_made_for_pods_that_say_how_many_they_are(tmp_path: Path
         for number in range(2):
             made.delete(f"g-{number}")
         await settled(running, lambda: f"{GANGS}/g" not in made.server.objects)
+
+
+async def test_members_that_ask_get_their_ranks_with_the_open_gates(tmp_path: Path) -> None:
+    """Rank, size and leader come in the write that opens the gate; a successor gets the rank that is free."""
+    ask = {names.RENDEZVOUS: "true"}
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_gang("g", 2)
+        for number in range(2):
+            made.add_member("g", number, annotations=ask)
+        await settled(running, lambda: is_let_go(made, "g"))
+        assert [rendezvous_of(made, f"g-{number}") for number in range(2)] == [("0", "2", "g-0"), ("1", "2", "g-0")]
+        made.run_all("g", 2)
+        made.end("g-1", "Failed")
+        made.delete("g-1")
+        made.add_member("g", 2, annotations=ask)
+        await settled(running, lambda: not made.is_gated("g-2"))
+        assert rendezvous_of(made, "g-2") == ("1", "2", "g-0")
+
+
+def rendezvous_of(made: GangHarness, name: str) -> tuple[str, ...]:
+    """Return rank, size and leader as a pod carries them."""
+    annotations = made.pod(name)["metadata"]["annotations"]
+    return tuple(annotations[key] for key in (names.RANK, names.WORLD_SIZE, names.LEADER))
 
 
 async def test_pods_of_an_unknown_gang_are_told_what_is_missing(tmp_path: Path) -> None:

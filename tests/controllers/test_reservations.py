@@ -29,16 +29,19 @@ def put_reservation(server: InMemoryServer, count: int = 4, **spec: Any) -> None
     server.put(f"{RESERVATIONS}/nightly", body)
 
 
-def put_user(server: InMemoryServer, device_id: int, *, ended: bool) -> None:
-    """Put a pod that took a Lease over from the reservation, and perhaps was ended by kubelet."""
+def put_user(server: InMemoryServer, device_id: int, *, ended: bool, is_stranger: bool = False) -> None:
+    """Put a pod that took a Lease over from the reservation, or one that has nothing to do with it, and perhaps was
+    ended by kubelet."""
     allocation = make_allocation("n1", device_id)
-    body = pod_json("user", node="n1", allocation=allocation, annotations={names.RESERVATION: "nightly"})
+    named = {} if is_stranger else {names.RESERVATION: "nightly"}
+    body = pod_json("user", node="n1", allocation=allocation, annotations=named)
     status: dict[str, Any] = {"phase": "Running"}
     if ended:
         state = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
         status = {"phase": "Succeeded", "containerStatuses": [state]}
     server.put(f"{PODS}/user", strip_version({**body, "status": status}))
-    holder, annotations = Holder("team", "user", "uid-of-user"), {names.RESERVATION: MARK}
+    holder = Holder("team", "user", "uid-of-user")
+    annotations = {} if is_stranger else {names.RESERVATION: MARK}
     lease = lease_json("n1", device_id, holder=holder, annotations=annotations)
     if f"{LEASES}/gpu-n1-{device_id}" not in server.objects:
         server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease))
@@ -97,3 +100,75 @@ async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs
         await running.settled(lambda: holders(running) == ["team/user/uid-of-user"])
         put_user(running.server, 0, ended=True)
         await running.settled(lambda: holders(running) == [])
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+@pytest.mark.parametrize("is_inside", [False, True], ids=["outside", "inside"])
+async def test_reservation_gives_up_a_gpu_that_a_pod_is_bound_with(
+    tmp_path: Path, fails_at: int, *, is_inside: bool
+) -> None:
+    """Somebody deleted the pod's Lease, and a late request of the reservation came before the repair: the pod gets the
+    Lease, and the reservation another GPU. The mark on it says whether the GPU returns to the reservation."""
+
+    def taken(server: InMemoryServer) -> None:
+        put_reservation(server, 2)
+        marks = {names.RESERVATION: "nightly"} if is_inside else {}
+        body = pod_json("user", node="n1", allocation=make_allocation("n1", 0), annotations=marks)
+        server.put(f"{PODS}/user", strip_version({**body, "status": {"phase": "Running"}}))
+        for device_id in (0, 1):
+            holder = Holder("@reservation", "nightly", "uid-of-nightly")
+            lease = lease_json("n1", device_id, holder=holder, annotations={names.RESERVATION: MARK})
+            server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease))
+
+    async with running_controllers(tmp_path, taken, fails_at=fails_at) as running:
+        kept = [OWN] if is_inside else [OWN] * 2
+        await running.settled(lambda: holders(running) == [*kept, "team/user/uid-of-user"])
+        lease = running.lease(0)
+        assert lease is not None
+        assert lease["spec"]["holderIdentity"] == "team/user/uid-of-user"
+        assert lease["metadata"]["annotations"].get(names.RESERVATION) == (MARK if is_inside else None)
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+async def test_a_gpu_that_a_pod_lets_go_fills_a_reservation_without_being_free_in_between(
+    tmp_path: Path, fails_at: int
+) -> None:
+    """A waiting pod would be faster otherwise: the Lease changes hands on the proof that the pod has ended."""
+
+    def lacking(server: InMemoryServer) -> None:
+        put_reservation(server, 8)
+        put_user(server, 0, ended=False, is_stranger=True)
+
+    async with running_controllers(tmp_path, lacking, fails_at=fails_at) as running:
+        await running.settled(lambda: (status(running).get("phase"), status(running).get("idle")) == ("Filling", 7))
+        put_user(running.server, 0, ended=True, is_stranger=True)
+        await running.settled(lambda: holders(running) == [OWN] * 8 and status(running).get("phase") == "Active")
+        assert [path for method, path in running.api.writes if method == "DELETE"] == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        pytest.param({}, [OWN] * 7, id="it has enough"),
+        pytest.param({"shape": {"count": 8, "unit": "node"}}, [], id="it takes whole nodes, and another GPU is taken"),
+        pytest.param({"shape": {"count": 8, "models": ["nvidia-l4"]}}, [], id="it takes other models"),
+    ],
+)
+async def test_a_gpu_that_no_reservation_takes_is_free(tmp_path: Path, spec: dict[str, Any], want: list[str]) -> None:
+    """Only what the reservation would take itself is handed over."""
+
+    def put(server: InMemoryServer) -> None:
+        put_reservation(server, 7, **spec)
+        put_user(server, 0, ended=False, is_stranger=True)
+        other = Holder("team", "other", "uid-of-other")
+        if want == []:
+            server.put(
+                f"{PODS}/other", strip_version(pod_json("other", node="n1", allocation=make_allocation("n1", 1)))
+            )
+            server.put(f"{LEASES}/gpu-n1-1", strip_version(lease_json("n1", 1, holder=other)))
+
+    async with running_controllers(tmp_path, put) as running:
+        await running.settled(lambda: status(running).get("phase") == ("Active" if want else "Filling"))
+        put_user(running.server, 0, ended=True, is_stranger=True)
+        await running.settled(lambda: f"{LEASES}/gpu-n1-0" not in running.server.objects)
+        assert holders(running) == (want or ["team/other/uid-of-other"])

@@ -68,6 +68,8 @@ ANNOTATION_DOORS = [
         shaped("new", annotations={"gpu.scheduling/admission": "a"}),
         policy="atoll-annotations",
     ),
+    annotate("pods: a rank by hand", "gated", {"gpu.scheduling/rank": "0"}, policy="atoll-annotations"),
+    annotate("pods: a leader by hand", "gated", {"gpu.scheduling/leader": "mine"}, policy="atoll-annotations"),
     annotate("pods: an admission by hand", "gated", {"gpu.scheduling/admission": "a"}, policy="atoll-annotations"),
     annotate(
         "the controllers change an admission beside the gate",

@@ -114,7 +114,8 @@ def test_programs_are_packages_that_their_module_pins(folder: str) -> None:
         for row in programs.programs_for(version, real_nodes=True, kwok=True, nvidia=True, kueue=True)
     ]
 
-    packages = {row.package for row in (*rows, programs.helm_program(), programs.s3_program()) if row.module == folder}
+    rows += [programs.helm_program(), programs.s3_program(), *programs.owner_programs()]
+    packages = {row.package for row in rows if row.module == folder}
 
     assert packages
     assert all(f'"{package}"' in tools for package in packages)

@@ -173,6 +173,45 @@ def job_body(yard: Yard, name: str, claim: str, *, count: int, script: str, **co
     }
 
 
+MEET = f"""{HOLD}
+me=/locks/$HOSTNAME.{{subdomain}}
+hostname -i > $me.new && mv $me.new $me
+if [ "$ATOLL_GANG_RANK" = 0 ]; then
+  mkdir -p /www/cgi-bin
+  printf '#!/bin/sh\necho "$QUERY_STRING" >> /www/joined\necho; echo; sort -u /www/joined | wc -l\n' > /www/cgi-bin/join
+  chmod +x /www/cgi-bin/join && httpd -p 29500 -h /www
+fi
+until [ -s /locks/$ATOLL_GANG_LEADER ]; do sleep 0.2; done
+leader=$(cat /locks/$ATOLL_GANG_LEADER)
+until [ "$(wget -q -O - http://$leader:29500/cgi-bin/join?$ATOLL_GANG_RANK | tail -1)" = "$ATOLL_GANG_SIZE" ]; do
+  sleep 0.2
+done
+echo "MET rank $ATOLL_GANG_RANK of $ATOLL_GANG_SIZE hosts $ATOLL_GANG_HOSTS"
+"""
+"""A rendezvous as torchrun's: rank 0 serves a store, and everybody waits until all ranks are in it. A file per address
+stands in for the cluster's DNS, which the development cluster lacks."""
+
+
+def test_members_meet_by_what_their_variables_say(yard: Yard) -> None:
+    """Four processes with nothing but their variables find rank 0 and each other, and agree on the order."""
+    world = yard.world
+    yard.gang("ring", count=4)
+    yard.claim("ring", 2)
+    script = MEET.replace("{subdomain}", world.namespace) + STAY
+    body = job_body(yard, "ring", "member", count=4, script=script)
+    template = body["spec"]["template"]
+    template["metadata"]["annotations"][names.RENDEZVOUS] = "true"
+    template["spec"]["subdomain"] = world.namespace
+    world.cluster.api.request("POST", JOBS.format(world.namespace), body)
+    yard.wait_running("ring", 4)
+    pods = [pod["metadata"]["name"] for pod in world.pods()]
+    world.wait(lambda: all("MET" in world.logs(pod) for pod in pods), "all four to meet")
+
+    hosts = ",".join(f"ring-{rank}.{world.namespace}" for rank in range(4))
+    met = sorted(line for pod in pods for line in world.logs(pod).splitlines() if line.startswith("MET"))
+    assert met == [f"MET rank {rank} of 4 hosts {hosts}" for rank in range(4)]
+
+
 def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: Yard) -> None:
     """Evicted by suspension, GPUs free, resumed after the pause, ready the second time; nothing has failed."""
     world = yard.world

@@ -12,6 +12,8 @@ from uuid import uuid4
 import pytest
 import yaml
 
+from atoll.api import names
+from atoll.jobs.settings import RenderSettings
 from atoll.ml.tables import TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL
 from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
@@ -31,7 +33,13 @@ LABELS = {"hopper": {"cluster": "training", "node.kubernetes.io/instance-type": 
 SLICE = {
     TPU_TYPE_LABEL: "tpu-v5-lite-podslice",
     TPU_TOPOLOGY_LABEL: "4x4",
-    "cloud.google.com/gke-nodepool": "slice",
+    RenderSettings().slice_level: "slice",
+}
+SLICES = {
+    "apiVersion": names.API_VERSION,
+    "kind": "Topology",
+    "metadata": {"name": "slices"},
+    "spec": {"levels": [{"nodeLabel": RenderSettings().slice_level}, {"nodeLabel": "kubernetes.io/hostname"}]},
 }
 LOOK = "env; mount | sed -n 's|.* on \\(/[^ ]*\\) type .*|MOUNT=\\1|p'; echo END"
 
@@ -87,6 +95,7 @@ def hall() -> Iterator[Installation]:
             chips = '{"status": {"capacity": {"google.com/tpu": "4"}, "allocatable": {"google.com/tpu": "4"}}}'
             done = cluster.kubectl("patch", "node", node.name, "--subresource=status", "--type=merge", f"-p={chips}")
             assert done.returncode == 0, done.stderr
+        cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump(SLICES), check=True)
         yield installation
 
 

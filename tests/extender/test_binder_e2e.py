@@ -268,12 +268,15 @@ async def test_adopted_lease_outlives_the_attempt_that_created_it(
 async def test_leases_that_the_pod_holds_already_cost_two_calls_each(
     stage: ExtenderHarness, node: str, replica: Replica
 ) -> None:
-    """Each Lease of an earlier attempt, or of a gang's admission, is read once and written once; none is created."""
+    """Each Lease of an earlier attempt, or of a gang's admission, is read once and written once; none is created. No
+    bind shortens what is reserved: the others of a gang rely on it, however long the API server takes."""
     pod = await stage.add_pod(gpus=8)
     await replica.knows(pod)
     devices = replica.mirror.ledger.nodes[node].devices
-    reservation = Reservation(node, "", holder_of(pod), "", "earlier", stage.now(), stage.now())
-    for device in devices:
+    past, far = "2026-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"
+    for number, device in enumerate(devices):
+        deadline = far if number % 2 else past
+        reservation = Reservation(node, "", holder_of(pod), "", "earlier", stage.now(), deadline)
         await stage.api.create(paths.leases(names.SYSTEM_NAMESPACE), lease_body(reservation, device.id, device.uuid))
     await replica.until(lambda: len(replica.mirror.ledger.leases_of(pod.metadata.uid)) == 8, "the reservation")
 
@@ -281,6 +284,9 @@ async def test_leases_that_the_pod_holds_already_cost_two_calls_each(
 
     assert [replica.proxy.count(f"{verb} .*/leases") for verb in ("POST", "GET", "PUT")] == [0, 8, 8]
     await stage.check_holds_exactly(pod)
+    deadlines = [lease.metadata.annotations[names.LEASE_DEADLINE] for lease in (await stage.leases()).values()]
+    assert deadlines.count(far) == 4
+    assert past not in deadlines
 
 
 async def test_two_binds_of_one_pod_at_once_are_one(stage: ExtenderHarness, node: str, replica: Replica) -> None:

@@ -9,18 +9,21 @@ import yaml
 from typer.testing import CliRunner
 
 from atoll.api import names
+from atoll.api.topologies import Topology
 from atoll.cluster.objects import Metadata, Node, NodeStatus
 from atoll.explain.changes import with_nodes
 from atoll.explain.codec import encode_snapshot
 from atoll.explain.shapes import known_machine
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.notes import Note
+from atoll.jobs.settings import RenderSettings
 from atoll.jobs.text import manifest_text
 from atoll.ml.tables import TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL
 from atollctl.__main__ import app
 from tests.jobs.render import rendered
 from tests.jobs.test_job_examples import EXAMPLES
 
+SLICE_LEVEL = RenderSettings().slice_level
 JOB = "name: work\njob_type: batch\ncontainer: {image: a:1}\n"
 GPUS = JOB + "ext_ml_gpu_count: 8\next_ml_gpu_type: nvidia-h100\n"
 EMPTY = ClusterSnapshot("2030-01-01T00:00:00Z")
@@ -227,16 +230,19 @@ def test_checkpoints_go_where_the_administrator_allows(file: Path, tmp_path: Pat
 @pytest.fixture
 def tpu_hosts(tmp_path: Path) -> Path:
     """A saved cluster of four hosts of a v5e slice 4x4, one of which has a model."""
-    labels = {TPU_TYPE_LABEL: "tpu-v5-lite-podslice", TPU_TOPOLOGY_LABEL: "4x4"}
-    allocatable = {"cpu": "32", "memory": "512Gi", "google.com/tpu": "4"}
+    labels = {TPU_TYPE_LABEL: "tpu-v5-lite-podslice", TPU_TOPOLOGY_LABEL: "4x4", SLICE_LEVEL: "pool"}
+    allocatable = {"cpu": "32", "memory": "512Gi", "pods": "110", "google.com/tpu": "4"}
     model = {names.MODELS_LOADED: json.dumps([{"model_id": "t5-xxl", "model_version": "v1.0"}])}
     nodes = [
-        Node(Metadata(f"host-{number}", labels=labels, annotations=model if number == 2 else {}),
+        Node(Metadata(f"host-{number}", labels=labels | {"kubernetes.io/hostname": f"host-{number}"},
+                      annotations=model if number == 2 else {}),
              status=NodeStatus(allocatable=allocatable))
         for number in range(4)
     ]  # fmt: skip
     path = tmp_path / "slice.json"
-    path.write_bytes(encode_snapshot(replace(EMPTY, nodes=tuple(nodes))))
+    levels = {"levels": [{"nodeLabel": SLICE_LEVEL}, {"nodeLabel": "kubernetes.io/hostname"}]}
+    slices = Topology.model_validate({"metadata": {"name": "slices"}, "spec": levels})
+    path.write_bytes(encode_snapshot(replace(EMPTY, nodes=tuple(nodes), topologies=(slices,))))
     return path
 
 

@@ -365,9 +365,18 @@ GANGS = {
     "pods-on-several-nodes-write-one-volume": RenderCase(
         SIXTEEN | {"intent": {"checkpoint_config": {}}}, {"PersistentVolumeClaim.spec.accessModes": ["ReadWriteMany"]}
     ),
-    "workers-without-gpus-are-no-gang": RenderCase(
-        {"job_type": "training", "workers": 4},
-        {"GpuGang": None, "Job.spec.completions": 4, "POD.spec.schedulingGates": None},
+    "workers-without-gpus-start-together-as-well": RenderCase(
+        {"job_type": "training", "workers": 4, "policy": {"topology": "same_node"}},
+        {
+            "GpuClaim": None,
+            "GpuGang.spec": {
+                "podSets": [{"name": "main", "count": 4}],
+                "topology": {"mode": "required", "level": HOST},
+            },
+            "Job.spec.completions": 4,
+            "POD.spec.schedulingGates": [{"name": names.GANG_GATE}],
+            "POD.spec.affinity": None,
+        },
     ),
 }
 ORDER = {
@@ -459,15 +468,26 @@ TPUS = {
             "GpuClaim": None,
         },
     ),
-    "a-slice-of-several-hosts-lies-in-one-pool": RenderCase(
+    "a-slice-of-several-hosts-is-a-gang-in-one-pool": RenderCase(
         {"job_type": "training", "ext_ml_tpu_type": "v5p", "ext_ml_tpu_topology": "2x2x4"},
         {
             "Job.spec.completions": 4,
             "Job.spec.completionMode": "Indexed",
+            "GpuClaim": None,
+            "GpuGang.spec": {
+                "podSets": [{"name": "main", "count": 4}],
+                "topology": {"mode": "required", "level": "cloud.google.com/gke-nodepool"},
+            },
             f"{MEMORY}.requests.google~com/tpu": "4",
-            "POD.spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey": (
-                "cloud.google.com/gke-nodepool"
-            ),
+            "POD.metadata.annotations.gpu~scheduling/gang": "work",
+            "POD.metadata.annotations.gpu~scheduling/claim": None,
+            "POD.spec.nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
+                "cloud.google.com/gke-tpu-topology": "2x2x4",
+            },
+            "POD.spec.schedulingGates": [{"name": names.GANG_GATE}],
+            "POD.spec.schedulerName": names.SCHEDULER_NAME,
+            "POD.spec.affinity": None,
         },
     ),
 }
@@ -576,6 +596,7 @@ REFUSED = {
         {"job_type": "training", "ext_ml_tpu_topology": "4x4", "workers": 2},
         "workers",
     ),
+    "a-service-on-several-hosts": ({"job_type": "service", "ext_ml_tpu_topology": "4x4"}, "ext_ml_tpu_topology"),
     "one-node-for-a-slice-of-several": (
         {"job_type": "training", "ext_ml_tpu_topology": "4x4", "policy": {"topology": "same_node"}},
         "policy.topology",

@@ -1,15 +1,17 @@
 """The reconciler: it creates recorded jobs in the cluster, and records the cluster's state."""
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from datetime import timedelta
+from itertools import product
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from atoll.api import job_names
 from atoll.jobs.settings import RenderSettings
+from atoll.kube.errors import Unanswered
 from jobs.database import engine_of, migrate
 from jobs.records import JobEventRecord, JobRecord
 from jobs.store import ask_to_cancel, create_job, get_job, list_events, retry_job
@@ -245,16 +247,30 @@ async def test_kueue_holds_admits_preempts_and_admits_again(stage: JobStage) -> 
 SPOT = {"ext_ml_priority_class": "spot", "ext_ml_priority_escalation": True, "ext_ml_escalation_after_s": 600}
 
 
-def kill_points() -> list[Faults]:
-    """Return a death at each write of an escalation, and none."""
-    deaths = [Faults(kill_at=number, kill_after=after) for number in range(4) for after in (False, True)]
-    return [Faults(), *deaths]
+ESCALATION_WRITES = 5
+"""The Job is deleted, the step recorded, the Job created again, that recorded, and then what it waits for."""
 
 
-@pytest.mark.parametrize("faults", kill_points(), ids=lambda faults: f"{faults.kill_at}-{faults.kill_after}")
+def escalation_faults() -> list[Any]:
+    """Return no fault, and at each write of an escalation a death or a lost answer, before it is carried out or
+    after."""
+    each = product(range(ESCALATION_WRITES), (False, True), (False, True))
+    return [
+        pytest.param(Faults(), id="none"),
+        *(
+            pytest.param(
+                Faults(kill_at=number, kill_after=is_after, loses=is_lost),
+                id=f"{'lost' if is_lost else 'killed'} {'after' if is_after else 'before'} write {number}",
+            )
+            for number, is_after, is_lost in each
+        ),
+    ]
+
+
+@pytest.mark.parametrize("faults", escalation_faults())
 async def test_a_spot_job_that_starves_moves_up_once(stage: JobStage, faults: Faults) -> None:
-    """After its time in the queue it is submitted again in the next class, wherever the service dies meanwhile; that is
-    no failure, and its history says why."""
+    """After its time in the queue it is submitted again in the next class, whichever write is lost and wherever the
+    service dies; that is no failure, and its history says why."""
     stage.world.holds.add("tune")
     job_id = await stage.give(policy={"max_retries": 0}, **SPOT)
     await stage.world.clock.advance(599)
@@ -264,14 +280,19 @@ async def test_a_spot_job_that_starves_moves_up_once(stage: JobStage, faults: Fa
 
     await stage.world.clock.advance(1)
     stage.service = ServiceProcess(stage.world, stage.engine, faults)
-    with suppress(ServiceKilled):
+    try:
         await stage.live(job_id)
-    stage.service = ServiceProcess(stage.world, stage.engine)
+        assert (faults.kill_at, faults.writes) == (None, ESCALATION_WRITES)
+    except (ServiceKilled, Unanswered, OperationalError):
+        assert faults.writes == (faults.kill_at or 0) + 1
+    if not faults.loses:
+        stage.service = ServiceProcess(stage.world, stage.engine)
     moved = await stage.live(job_id)
     second = stage.one("Job")["metadata"]
 
     assert (first["labels"][job_names.PRIORITY], second["labels"][job_names.PRIORITY]) == ("low", "normal")
     assert first["uid"] != second["uid"]
+    assert [attempt for kind, _, attempt in stage.world.created if kind == "Job"] == ["1", "2"]
     assert (moved.state, moved.attempt, moved.retry_count) == ("queued", 2, 0)
     told = [one.message for one in await stage.history(job_id) if one.what == "escalate"]
     assert told == ["waited for 600 s as spot, so it moves up to on-demand"]

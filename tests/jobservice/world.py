@@ -36,12 +36,13 @@ class ServiceKilled(BaseException):
 
 @dataclass
 class Faults:
-    """Faults of the next writes: the process is killed before or after write number `kill_at`, from 0; `loss` is the
-    share of requests without an answer, whether carried out or not."""
+    """Faults of the next writes: the process is killed before or after write number `kill_at`, from 0, or with `loses`
+    only has no answer; `loss` is the share of requests without an answer, whether carried out or not."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     kill_at: int | None = None
     kill_after: bool = False
+    loses: bool = False
     loss: float = 0.0
     writes: int = 0
 
@@ -49,13 +50,13 @@ class Faults:
         """Carry out a write, or apply a fault before or after it."""
         number, self.writes = self.writes, self.writes + 1
         if number == self.kill_at and not self.kill_after:
-            raise ServiceKilled
+            raise lost() if self.loses else ServiceKilled
         is_lost, is_done = self.rng.random() < self.loss, self.rng.random() < 0.5
         if is_lost and not is_done:
             raise lost()
         result = what()
         if number == self.kill_at:
-            raise ServiceKilled
+            raise lost() if self.loses else ServiceKilled
         if is_lost:
             raise lost()
         return result

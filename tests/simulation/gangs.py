@@ -4,9 +4,9 @@ A Job creates members until enough have succeeded and deletes them while it is s
 objects of succeeded members may be deleted. `GangJudge` compares the controllers' writes with the truth:
 
     8  a member is ungated only with all of its GPUs, and if the others hold theirs too: those of an admission together,
-       a successor by itself, in the place of one that was ungated in this admission and has ended. One that held its
-       GPUs and was deleted a moment ago counts: the gates of the others were opened before anybody knew. It has the id
-       of the admission
+       a successor by itself, in the place of one that was ungated in this admission and has ended. It has the id of the
+       admission. One that held its GPUs and was deleted counts if no watch had told whoever asked to open the gate: a
+       request cannot be called back, and no API server opens a gate on the condition that another pod exists
     9  an admission ends only for events in it: not for members that succeeded and were deleted, not for an earlier one
     10 a gang becomes ready in time or makes room; a gang that fits starts, and a gang that is done is finished
 """
@@ -32,7 +32,7 @@ RULES = {
     "requeuingStrategy": {"backoffBaseSeconds": 1, "backoffMaxSeconds": 2, "backoffLimitCount": 3},
 }
 LAG_SECONDS = 3.0
-"""What the controllers decide on may be so old, where no watch is slow."""
+"""An eviction may be so late, where no watch is slow: it is decided upon, written and told in so long."""
 UNREADY_SECONDS = TIMEOUT_SECONDS + RECOVERY_SECONDS + 15.0
 LATE_SECONDS = 90.0
 """A gate may open so late where requests are: the gang's time begins with the last one."""
@@ -181,10 +181,13 @@ class GangJudge:
         """Uids that a GpuGang can know to have succeeded: those that existed under it while any controllers led."""
         self._let_go: dict[str, set[str]] = {}
         """Uids by the admission in which they were ungated."""
-        self._just_deleted: dict[str, dict[str, float]] = {}
-        """By gang: when members were deleted that were gated and held GPUs."""
+        self._deleted: dict[str, dict[str, int]] = {}
+        """By gang: the versions at which members were deleted that were gated and held GPUs."""
+        self._heard: dict[tuple[str, str], int] = {}
+        """By uid and version of a pod: what those who asked to open its gate had heard of pods, at least."""
         self._lost: dict[str, set[str]] = {}
-        """By admission: those of them that went after its first member was let go; each is replaced by itself."""
+        """By admission: those deleted that nobody had heard of, or after its first member was let go; each is replaced
+        by itself."""
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
@@ -206,19 +209,26 @@ class GangJudge:
     def _on_pod(self, old: Object | None, new: Object | None) -> None:
         if new is not None and old is not None:
             if old["spec"].get("schedulingGates") and not new["spec"].get("schedulingGates"):
-                self._on_let_go(new)
+                heard = self._heard.get((uid_of(old), old["metadata"]["resourceVersion"]), self._server.version)
+                self._on_let_go(new, heard)
             taken = condition(new, "DisruptionTarget")
             if taken.get("status") == "True":
                 self._taken.add(admission_of(new))
         if new is None and old is not None and old["spec"].get("schedulingGates") and self._leases()[uid_of(old)]:
-            self._just_deleted.setdefault(gang_of(old), {})[uid_of(old)] = self._loop.time()
+            self._deleted.setdefault(gang_of(old), {})[uid_of(old)] = self._server.version
             gang = self._server.objects.get(f"{GANGS}/{gang_of(old)}") or {}
             admission = (gang.get("status") or {}).get("admission", "")
             if self._let_go.get(admission):
                 self._lost.setdefault(admission, set()).add(uid_of(old))
         self._recount(gang_of(new or old or {}))
 
-    def _on_let_go(self, pod: Object) -> None:
+    def on_sent(self, heard: int, method: str, path: str, body: Any) -> None:
+        """A process that has heard so much of pods asks for this: a gate is opened on what it knows by then."""
+        if method == "PATCH" and path.startswith(PODS) and "schedulingGates" in (body.get("spec") or {}):
+            key = body["metadata"]["uid"], body["metadata"]["resourceVersion"]
+            self._heard[key] = min(heard, self._heard.get(key, heard))
+
+    def _on_let_go(self, pod: Object, heard: int) -> None:
         name, uid, admission = gang_of(pod), pod["metadata"]["uid"], admission_of(pod)
         if not admission:
             self._break(8, f"{uid} was let go in no admission")
@@ -230,9 +240,10 @@ class GangJudge:
         known = self._let_go.setdefault(admission, set())
         lost = {one for one in known if one not in members or has_ended(members[one])} - held - job.done
         known.add(uid)
-        deleted = self._just_deleted.get(name, {})
-        lost |= {one for one, at in deleted.items() if self._loop.time() - at <= LAG_SECONDS}
-        lost |= self._lost.get(admission, set())
+        unheard = {one for one, version in self._deleted.get(name, {}).items() if version > heard}
+        lost |= self._lost.setdefault(admission, set())
+        lost |= unheard
+        self._lost[admission] |= unheard
         if len(held | job.done) + len(lost) < job.count:
             self._break(
                 8,

@@ -151,9 +151,12 @@ class SimulatedCluster:
     def follow(self, name: str, session: SimulatedSession) -> None:
         """Know the network of a process that was started."""
         self.sessions[name] = session
-        session.on_sent = lambda _name, method, path, body: self.judge.on_sent(
-            list(session.in_flight.values())[:-1], method, path, body
-        )
+
+        def on_sent(_name: str, method: str, path: str, body: Any) -> None:
+            self.judge.on_sent(list(session.in_flight.values())[:-1], method, path, body)
+            self.gang_judge.on_sent(session.heard.get(canonical(PODS), 0), method, path, body)
+
+        session.on_sent = on_sent
 
     def start_extender(self, name: str) -> None:
         """Start an extender replica anew."""
@@ -207,7 +210,7 @@ class SimulatedCluster:
         line = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%d"}}}\n' % self.server.version
         for session in self.sessions.values():
             for watch in session.watches:
-                watch.push(line)
+                watch.push(self.server.version, line)
 
     def _collect_garbage(self) -> None:
         """Delete by force the pods of Nodes that do not exist any more, as the pod collector does."""

@@ -126,10 +126,19 @@ class Judge:
     # Every request
 
     def on_sent(self, in_flight: Iterable[tuple[str, str, Any]], method: str, path: str, body: Any) -> None:
-        """A process asks for a Lease: it must not have asked for the same one for another pod a moment ago."""
+        """A process asks for a Lease: it must not have asked for the same one for another pod a moment ago.
+
+        A pod that may use the GPU already is promised nothing: its Lease was lost and is written again at once, and the
+        server carries out one of the two requests. The other order is a breach: whoever asks for the Lease of such a
+        pod knows that the GPU is taken.
+        """
         if method != "POST" or path != LEASES:
             return
         name, holder = body["metadata"]["name"], body["spec"]["holderIdentity"]
+        marks = body["metadata"].get("annotations", {})
+        node, uuid = marks.get(names.LEASE_NODE, ""), marks.get(names.LEASE_DEVICE_UUID, "")
+        if holder.rpartition("/")[2] in self._users(node, uuid):
+            return
         asked = [one for other_method, other_path, one in in_flight if (other_method, other_path) == ("POST", LEASES)]
         for other in asked:
             if other["metadata"]["name"] == name and other["spec"]["holderIdentity"] != holder:

@@ -82,26 +82,26 @@ class SimulatedWatch:
         self._session = session
         self.collection = collection
         self._silence_seconds = silence_seconds
-        self._pending: deque[bytes] = deque()
-        self._arrived: deque[bytes] = deque()
+        self._pending: deque[tuple[int, bytes]] = deque()
+        self._arrived: deque[tuple[int, bytes]] = deque()
         self._last_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self.is_silent = False
         self.is_cut = False
 
-    def push(self, line: bytes) -> None:
-        """Send a line; it arrives after this watch's delay, never before those sent earlier."""
+    def push(self, version: int, line: bytes) -> None:
+        """Send a line of this version; it arrives after this watch's delay, never before those sent earlier."""
         if self.is_silent:
             return
         session = self._session
         delay = session.watch_delay_seconds(self.collection)
         self._last_at = max(self._last_at + 1e-6, session.loop.time() + delay)
-        self._pending.append(line)
+        self._pending.append((version, line))
         session.loop.call_at(self._last_at, self._arrive)
 
-    def give(self, lines: list[bytes]) -> None:
-        """Have lines there at once: the beginning of a watch."""
-        self._arrived.extend(lines)
+    def give(self, version: int, lines: list[bytes]) -> None:
+        """Have lines there at once: the beginning of a watch, up to this version."""
+        self._arrived.extend((version, line) for line in lines)
 
     def fall_silent(self) -> None:
         """Let nothing through any more; the reader notices when its patience ends."""
@@ -132,7 +132,8 @@ class SimulatedWatch:
                 if self.is_cut:
                     raise aiohttp.ClientPayloadError("the simulated watch was cut")
                 if self._arrived and not self._session.is_held:
-                    lines = b"".join(self._arrived)
+                    self._session.heard[self.collection] = self._arrived[-1][0]
+                    lines = b"".join(line for _, line in self._arrived)
                     self._arrived.clear()
                     yield lines
                     continue
@@ -161,6 +162,8 @@ class SimulatedSession:
         self._held: list[Callable[[], None]] = []
         self.watches: list[SimulatedWatch] = []
         self.slow_watches: dict[str, float] = {}
+        self.heard: dict[str, int] = {}
+        """By collection: the version of the last event that a watch has brought to the process."""
         self.on_sent: OnSent | None = None
         self.kills: Callable[[str, str, bool], bool] | None = None
         """Asked before a write is sent, and again (True) when it was carried out: shall the process die here?"""
@@ -195,7 +198,7 @@ class SimulatedSession:
         """Pass an event to the watches of its collection."""
         for watch in self.watches:
             if watch.collection == collection:
-                watch.push(event.line)
+                watch.push(event.version, event.line)
 
     async def request(
         self,
@@ -305,7 +308,7 @@ class SimulatedSession:
         collection = canonical(path)
         silence = timeout.sock_read if timeout is not None and timeout.sock_read else 75.0
         watch = SimulatedWatch(self, collection, silence)
-        watch.give(self._beginning(path, query))
+        watch.give(self._server.version, self._beginning(path, query))
         return SimulatedAnswer(200, watch.chunks())
 
     def _beginning(self, path: str, query: Mapping[str, str]) -> list[bytes]:

@@ -52,17 +52,43 @@ def test_a_member_without_gpus_is_gated_and_gets_nothing_of_gpus() -> None:
     assert admit(made, defaults=defaults) == made
 
 
+@pytest.mark.parametrize("claim", ["eight", None], ids=["with GPUs", "without"])
+def test_a_member_that_asks_for_its_rendezvous_gets_the_variables(claim: str | None) -> None:
+    """They refer to the annotations that come with the open gate; a variable of the user with such a name stays."""
+    own = {"name": "ATOLL_GANG_RANK", "value": "7"}
+    pod = make_pod(
+        container(), container("side", env=[own]), claim=claim, annotations={names.GANG: "g", names.RENDEZVOUS: "true"}
+    )
+    made = admit(pod)
+    main, side = ({one["name"]: one for one in c["env"]} for c in made["spec"]["containers"])
+
+    for variable, annotation in names.GANG_VARIABLES.items():
+        reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
+        assert main[variable] == {"name": variable, "valueFrom": reference}
+    assert side["ATOLL_GANG_RANK"] == own
+    assert (names.CUDA_VISIBLE_DEVICES in main) is (claim is not None)
+    assert admit(made) == made
+
+
+MOUNT = {"name": "devices", "mountPath": "/var/run/nvidia-container-devices/all"}
+CDI = {"cdi.k8s.io/mine": "nvidia.com/gpu=all"}
+
+
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("pod", "told"),
     [
         ({"schedulerName": "volcano"}, "schedulerName"),
         ({"nodeName": "n1"}, "nodeName"),
         ({"runtimeClassName": names.RUNTIME_CLASS}, "runtimeClassName"),
+        ({"containers": [container(volumeMounts=[MOUNT])]}, "mounts '/var/run/nvidia-container-devices/all'"),
+        ({"annotations": CDI}, "annotation cdi.k8s.io/mine"),
     ],
 )
-def test_a_member_without_gpus_is_refused_what_would_go_past_its_gang(spec: dict[str, Any], told: str) -> None:
-    """Another scheduler, a node by hand, or the class that opens GPUs."""
-    denial = refused(make_pod(container(), claim=None, annotations={names.GANG: "train"}, **spec))
+def test_a_member_without_gpus_is_refused_what_would_go_past_its_gang(pod: dict[str, Any], told: str) -> None:
+    """Another scheduler, a node by hand, the class that opens GPUs, or GPUs past Atoll by mount or by annotation."""
+    spec = {"containers": [container()], **pod}
+    annotations = {names.GANG: "train", **spec.pop("annotations", {})}
+    denial = refused(make_pod(*spec.pop("containers"), claim=None, annotations=annotations, **spec))
 
     assert told in denial.message
 

@@ -520,6 +520,10 @@ TWICE = [*own_variables("main"), {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
         pytest.param(make_pod(annotations={names.GANG: ""}), 400, "is empty", id="gang-empty"),
         pytest.param(make_pod(annotations={names.GANG_SIZE: "4"}), 400, "name the gang in", id="gang-size-alone"),
         pytest.param(make_pod(annotations={names.POD_SET: "w"}), 400, "name the gang in", id="pod-set-alone"),
+        pytest.param(make_pod(annotations={names.RENDEZVOUS: "true"}), 400, "name the gang in", id="rendezvous-alone"),
+        pytest.param(
+            make_pod(annotations={names.GANG: "g", names.RENDEZVOUS: "yes"}), 400, "write true or", id="rendezvous"
+        ),
         pytest.param(
             make_pod(annotations={names.GANG: "g", names.GANG_SIZE: "0"}), 400, "from 1 to 100000", id="gang-of-none"
         ),

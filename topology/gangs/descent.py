@@ -28,23 +28,38 @@ from topology.quality import Bools, Ints
 CANDIDATES_MAX: Final = 8
 STEPS_MAX: Final = 200_000
 """Limit of siblings examined in one search."""
+COUNTED_MAX: Final = 1_000_000
+"""Limit of hosts counted in one search, each as often as a unit is tried: three to four seconds of one CPU."""
+COUNTED_ALWAYS: Final = 200
+"""What counting none costs too, in hosts."""
 
 
 @dataclass(slots=True)
 class StepBudget:
-    """Counts steps; `bounded` once a limit is hit."""
+    """Counts the work of one search, or of several that share it; `bounded` once a limit is hit."""
 
     steps: int = 0
+    counted: int = 0
     bounded: bool = False
 
     def spend(self, steps: int) -> None:
         """Count some steps."""
         self.steps += steps
 
+    def count(self, hosts: int) -> None:
+        """Count so many hosts once more."""
+        self.counted += COUNTED_ALWAYS + hosts
+
     @property
     def is_spent(self) -> bool:
         """True if only the first candidate of each choice is followed from now on."""
         return self.steps > STEPS_MAX
+
+    def is_over(self) -> bool:
+        """True once the search must end with the best it has, which is `bounded` then."""
+        is_over = self.counted > COUNTED_MAX
+        self.bounded |= is_over
+        return is_over
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,6 +38,7 @@ def descent_input(
 ) -> DescentInput:
     """Count how much of a unit every domain could hold."""
     tree = occupancy.snapshot.tree
+    budget.count(len(occupancy.snapshot.hosts))
     capacity = _allowed(unit.pod_set, occupancy, rules, allowed, beside=None)
     beside, led = capacity, np.zeros(len(capacity), dtype=np.bool_)
     if unit.leader is not None:

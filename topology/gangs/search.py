@@ -5,7 +5,7 @@ Pure and deterministic.
 The first attempt has no restrictions and shows how near the members can be. Stricter attempts follow, which must be as
 near: GPUs of one island for each contiguous member, no spare host, only preferred hosts. The strictest that succeeds is
 the answer. An attempt places the units one after the other; if a later one finds no place, other orders and other
-domains for the earlier ones are tried, TRIES_MAX in all.
+domains for the earlier ones are tried, TRIES_MAX in all. The work of all attempts together is bounded, see StepBudget.
 """
 
 from __future__ import annotations
@@ -62,28 +62,31 @@ class _Attempt:
     def may_try(self) -> bool:
         """Count one more try; False if none is left."""
         self.tries += 1
-        if self.tries > TRIES_MAX:
-            self.budget.bounded = True
-        return self.tries <= TRIES_MAX
+        is_over = self.tries > TRIES_MAX or (self.tries > len(self.units) and self.budget.is_over())
+        self.budget.bounded |= is_over
+        return not is_over
 
 
-def place(gang: Gang, snapshot: HostSnapshot, *, order: Order = Order.NEAREST) -> Placement | PlacementRefusal:
-    """Places for all members; if pod sets have a least count, for as many as fit between it and the count."""
-    budget = StepBudget()
+def place(
+    gang: Gang, snapshot: HostSnapshot, *, order: Order = Order.NEAREST, budget: StepBudget | None = None
+) -> Placement | PlacementRefusal:
+    """Places for all members; if pod sets have a least count, for as many as fit between it and the count. budget: one
+    that several searches share."""
+    budget = budget or StepBudget()
     answer = _place(gang, snapshot, budget, order)
     if isinstance(answer, Placement) or answer.cause is not Cause.NO_FIT:
         return answer
     steps = max(pod_set.count - _least(pod_set) for pod_set in gang.pod_sets)
     low, high = 0, steps
     best: Placement | PlacementRefusal = answer
-    while low < high:
+    while low < high and not budget.is_over():
         middle = (low + high) // 2 if low else 0
         fewer = _place(_reduced(gang, middle, of=steps), snapshot, budget, order)
         if isinstance(fewer, PlacementRefusal):
             high = middle
         else:
             best, low = fewer, middle + 1
-    return best
+    return replace(best, bounded=True) if budget.is_over() else best
 
 
 def _least(pod_set: PodSet) -> int:
@@ -118,6 +121,8 @@ def _place(gang: Gang, snapshot: HostSnapshot, budget: StepBudget, order: Order)
         return replace(loosest, bounded=not _is_proven(attempt))
     best = loosest
     for rules in _strict_rules(units, snapshot) if order is Order.NEAREST else ():
+        if budget.is_over():
+            break
         strict = _solve(_Attempt(units, whole, snapshot, rules, budget))
         if isinstance(strict, Solution) and strict.distance <= loosest.distance:
             best = strict

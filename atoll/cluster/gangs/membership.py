@@ -22,6 +22,8 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 KUBEFLOW_SET = "training.kubeflow.org/replica-type"
 KUBEFLOW_ROLE = "training.kubeflow.org/job-role"
 """What the MPI operator writes instead; others write it on the master alone, beside the type."""
+RAY_SET = "ray.io/group"
+RAY_INDEX = "ray.io/worker-group-replica-index"
 KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
@@ -29,7 +31,15 @@ GROUP_SIZE = "leaderworkerset.sigs.k8s.io/size"
 """An annotation: the leader and its workers together."""
 STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
 JOBSET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
-INDEX_LABELS = (COMPLETION_INDEX, "kubernetes.io/job-completion-index", KUBEFLOW_INDEX, WORKER_INDEX, STATEFUL_INDEX)
+SET_LABELS = (JOBSET_SET, KUBEFLOW_SET, KUBEFLOW_ROLE, RAY_SET)
+INDEX_LABELS = (
+    COMPLETION_INDEX,
+    "kubernetes.io/job-completion-index",
+    KUBEFLOW_INDEX,
+    WORKER_INDEX,
+    STATEFUL_INDEX,
+    RAY_INDEX,
+)
 SUB_GROUP_LABELS = (JOBSET_INDEX, GROUP_INDEX)
 RANKING_ANNOTATIONS = (*INDEX_LABELS, *SUB_GROUP_LABELS, GROUP_SIZE, JOBSET_REPLICAS)
 """Keys that others write on pods, as labels or as annotations, and that rank the members of a gang."""
@@ -168,7 +178,7 @@ def pod_set_of(pod: Pod, spec: GpuGangSpec) -> str:
     annotated = pod.metadata.annotations.get(names.POD_SET)
     if annotated is not None:
         return annotated if annotated in known else ""
-    for label in (JOBSET_SET, KUBEFLOW_SET, KUBEFLOW_ROLE):
+    for label in SET_LABELS:
         named = pod.metadata.labels.get(label, "").lower()
         if named in known:
             return named

@@ -72,8 +72,10 @@ def choose_topology(spec: GpuGangSpec, topologies: Sequence[Topology]) -> Topolo
     elif not topologies:
         return Obstacle("TopologyMissing", f"there is no Topology with the level {wanted[0]!r}; create one")
     else:
-        known = ", ".join(sorted(one.metadata.name for one in topologies)[:8])
-        return Obstacle("TopologyAmbiguous", f"there are several Topologies ({known}); name one in spec.topologyName")
+        having = [one for one in topologies if set(wanted) <= set(one.spec.labels)]
+        if len(having) != 1:
+            return _ambiguous(wanted, having, topologies)
+        found = having[0]
     lacking = [level for level in wanted if level not in found.spec.labels]
     if lacking:
         levels = ", ".join(found.spec.labels)
@@ -82,6 +84,17 @@ def choose_topology(spec: GpuGangSpec, topologies: Sequence[Topology]) -> Topolo
             f"Topology {found.metadata.name!r} has no level {lacking[0]!r}; its levels are {levels}",
         )
     return found
+
+
+def _ambiguous(wanted: Sequence[str], having: Sequence[Topology], topologies: Sequence[Topology]) -> Obstacle:
+    """Say why none of several topologies is chosen: several have the levels, or none does."""
+    known = ", ".join(sorted(one.metadata.name for one in having or topologies)[:8])
+    levels = ", ".join(wanted[:8])
+    if not having:
+        return Obstacle("LevelMissing", f"no Topology has all levels {levels}; there are {known}")
+    return Obstacle(
+        "TopologyAmbiguous", f"several Topologies ({known}) have the levels {levels}; name one in spec.topologyName"
+    )
 
 
 def covers(topology: Topology, node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 All present members are tried first. If they do not fit and fewer are enough, as many as fit are taken, never fewer than
 the quorum. Each choice of models is tried by itself; of those that the claims prefer equally, the one whose members are
-nearest to each other is taken.
+nearest to each other is taken. The work of one search is bounded, so that no gang keeps others waiting for long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from atoll.cluster.gangs.search_input import (
 )
 from atoll.cluster.requests import Request
 from topology.errors import TopologyError
+from topology.gangs.descent import StepBudget
 from topology.gangs.model import Placement
 from topology.gangs.search import place
 
@@ -93,11 +94,12 @@ def search(
     done = done_before(view.members, view.status.succeeded, chosen)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
+    budget = StepBudget()
     choices = model_choices(gpu_requests(chosen, requests), node_domains, cluster)
     for is_elastic in (False, True) if len(chosen) > needed else (False,):
         found: dict[int, list[tuple[tuple[int, ...], FoundPlacement]]] = {}
         for rank, models in choices:
-            if found and rank not in found:
+            if (found and rank not in found) or budget.is_over():
                 break
             answer = _search(
                 view,
@@ -108,6 +110,7 @@ def search(
                 done=done if is_elastic else None,
                 models=models,
                 needed=needed,
+                budget=budget,
             )
             if isinstance(answer, FoundPlacement):
                 found.setdefault(rank, []).append((_distance(answer), answer))
@@ -131,13 +134,15 @@ def _search(
     done: Mapping[str, int] | None,
     models: Models,
     needed: int,
+    budget: StepBudget,
 ) -> FoundPlacement | NoPlacement | None:
     """Try one choice of models. None: fewer members than needed find a place."""
     question = search_input(view.gang.spec, chosen, requests, node_domains, cluster, done=done, models=models)
     if isinstance(question, Obstacle):
         return NoPlacement(Verdict.UNKNOWN, question.message, "WaitForQuorum")
+    budget.count(len(question.snapshot.hosts) * len(question.gang.pod_sets))
     try:
-        answer = place(question.gang, question.snapshot)
+        answer = place(question.gang, question.snapshot, budget=budget)
     except TopologyError as error:
         return NoPlacement(Verdict.NEVER, str(error), "NeverFits")
     if not isinstance(answer, Placement):

@@ -22,6 +22,7 @@ from atoll.cluster.requests import Request, request_of
 from tests.builders import make_allocation, make_claim, make_pod, make_report
 from tests.cluster.gangs.builders import GATES, make_gang
 from tests.cluster.test_weakness import halved
+from topology.gangs import descent
 
 RACK = "example.com/rack"
 MODELS = {"a": "dgx-a100", "h": "dgx-h100", "v": "dgx1-v100"}
@@ -162,6 +163,15 @@ def test_a_gang_that_waits_for_one_model_says_so() -> None:
     assert isinstance(answer, NoPlacement)
     assert answer.reason == "NeverFits"
     assert answer.message.startswith("no model alone holds all members: ")
+
+
+def test_models_that_nobody_has_time_for_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All choices of models share one limit of work; the claim's first model is tried whatever it is."""
+    monkeypatch.setattr(descent, "COUNTED_MAX", 0)
+    models = {"w": (2, {"count": 8, "models": ["nvidia-a100", "nvidia-h100"]})}
+
+    assert MixedMachines(["a1-x", "a2-x", "h1-x", "h2-x"], models).hosts() == {"a1-x", "a2-x"}
+    assert MixedMachines(["a1-x", "h1-x", "h2-x"], models).hosts() == set()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from atoll.api.gangs import GpuGangSpec
 from atoll.cluster.gangs.membership import members_of
 from atoll.cluster.gangs.readiness import placeable, quorum
 from atoll.cluster.objects import OwnerReference, Pod, SchedulingGate
-from controllers.gangs.creation import owner_of, pod_sets_of, size_of
+from controllers.gangs.creation import owners_of, pod_sets_of, size_of
 from tests.builders import make_pod
 
 LWS = "leaderworkerset.sigs.k8s.io"
@@ -116,6 +116,18 @@ def mpi_launcher() -> Pod:
     return pod("mpi-launcher-9fz4c", ("Job", "batch/v1", "mpi-launcher"), labels)
 
 
+def ray_pod(group: str, index: int | None = None) -> Pod:
+    """A pod of a RayCluster: the head, or a worker of a group; names end at random."""
+    labels = {
+        "ray.io/cluster": "ray",
+        "ray.io/node-type": "head" if index is None else "worker",
+        "ray.io/group": group,
+        **({} if index is None else {"ray.io/worker-group-replica-index": str(index)}),
+    }
+    name = "ray-head" if index is None else f"ray-{group}-{9 - index}"
+    return pod(name, ("RayCluster", "ray.io/v1", "ray"), labels)
+
+
 def placed(pods: list[Pod], *sets: tuple[str, int]) -> list[tuple[str, str, int]]:
     """Return (name, pod set, rank) in order of rank, for a gang with these pod sets."""
     spec = GpuGangSpec.model_validate({"podSets": [{"name": name, "count": count} for name, count in sets]})
@@ -194,33 +206,52 @@ def test_an_mpijob_has_launcher_and_workers_by_role() -> None:
     ]
 
 
+def test_a_raycluster_has_its_head_and_its_groups() -> None:
+    """Groups are pod sets, ranked by the replica's index, whatever the names sort like."""
+    found = placed([ray_pod("gpus", 1), ray_pod("headgroup"), ray_pod("gpus", 0)], ("headgroup", 1), ("gpus", 2))
+
+    assert found == [("ray-gpus-9", "gpus", 0), ("ray-gpus-8", "gpus", 1), ("ray-head", "headgroup", 0)]
+
+
 @pytest.mark.parametrize(
-    ("pods", "sets", "owner"),
+    ("pods", "sets", "owners"),
     [
-        pytest.param([job_pod("j", n) for n in range(8)], {"pods": 8}, "uid-of-j", id="Job"),
+        pytest.param([job_pod("j", n) for n in range(8)], {"pods": 8}, ["uid-of-j"], id="Job"),
         pytest.param(
             [jobset_pod("driver", 1, 0, 0), *(jobset_pod("worker", 1, 0, n) for n in range(7))],
             {"driver": 1, "worker": 7},
-            None,
+            ["uid-of-js-driver-0", "uid-of-js-worker-0"],
             id="JobSet: each replicated Job owns its own",
         ),
-        pytest.param([lws_pod(0, n, 8) for n in range(8)], {"pods": 8}, None, id="LeaderWorkerSet: two StatefulSets"),
+        pytest.param(
+            [lws_pod(0, n, 8) for n in range(8)],
+            {"pods": 8},
+            ["uid-of-lws", "uid-of-lws-0"],
+            id="LeaderWorkerSet: two StatefulSets",
+        ),
         pytest.param(
             [pytorch_pod("master", 0), *(pytorch_pod("worker", n) for n in range(7))],
             {"master": 1, "worker": 7},
-            "uid-of-pt",
+            ["uid-of-pt"],
             id="PyTorchJob",
         ),
-        pytest.param([mpi_worker(n) for n in range(8)], {"worker": 8}, "uid-of-mpi", id="MPIJob without its launcher"),
+        pytest.param(
+            [ray_pod("headgroup"), *(ray_pod("gpus", n) for n in range(7))],
+            {"gpus": 7, "headgroup": 1},
+            ["uid-of-ray"],
+            id="RayCluster",
+        ),
+        pytest.param(
+            [mpi_worker(n) for n in range(8)], {"worker": 8}, ["uid-of-mpi"], id="MPIJob without its launcher"
+        ),
     ],
 )
-def test_gangs_are_made_of_what_controllers_write(pods: list[Pod], sets: dict[str, int], owner: Any) -> None:
-    """Gang and size on the template are enough: the sets have their counts, and one owner of all ends the gang."""
+def test_gangs_are_made_of_what_controllers_write(pods: list[Pod], sets: dict[str, int], owners: list[str]) -> None:
+    """Gang and size on the template are enough: the sets have their counts, and the gang ends with the owners."""
     size = size_of(pods)
     assert size == 8
     assert pod_sets_of(pods, size) == [{"name": name, "count": count} for name, count in sets.items()]
-    found = owner_of(pods)
-    assert (found.uid if found is not None else None) == owner
+    assert [owner.uid for owner in owners_of(pods) or ()] == owners
 
 
 @pytest.mark.parametrize(

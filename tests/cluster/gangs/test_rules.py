@@ -447,9 +447,10 @@ def spec_with(topology_name: str | None = None, **request: Any) -> GpuGangSpec:
         (spec_with("other"), [topology(RACK)], "TopologyMissing"),
         (spec_with(mode="required", level="example.com/rak"), [topology(RACK)], "LevelMissing"),
         (spec_with(mode="preferred", level=RACK), [topology(RACK), topology(RACK, name="u")], "TopologyAmbiguous"),
+        (spec_with(mode="required", level="x"), [topology(RACK), topology(RACK, name="u")], "LevelMissing"),
         (spec_with(mode="required", level=RACK, slices=[{"size": 2, "level": "x"}]), [topology(RACK)], "LevelMissing"),
     ],
-    ids=["none", "unknown name", "misspelt level", "several", "level of a slice"],
+    ids=["none", "unknown name", "misspelt level", "several", "a level that none of several has", "level of a slice"],
 )
 def test_a_request_that_no_topology_can_keep_is_an_obstacle(spec: Any, topologies: Any, reason: str) -> None:
     """Unknown topologies and levels make a gang inactive; it is never placed without its constraint."""
@@ -457,6 +458,13 @@ def test_a_request_that_no_topology_can_keep_is_an_obstacle(spec: Any, topologie
 
     assert isinstance(found, Obstacle)
     assert found.reason == reason
+
+
+def test_of_several_topologies_the_only_one_with_the_levels_is_chosen() -> None:
+    """Machines with GPUs and slices of TPUs may have a Topology each; no gang has to name one."""
+    slices = topology("example.com/slice", name="slices")
+
+    assert choose_topology(spec_with(mode="required", level="example.com/slice"), [topology(RACK), slices]) is slices
 
 
 def test_nodes_without_a_level_are_outside_for_those_who_demand_one() -> None:

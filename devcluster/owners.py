@@ -1,0 +1,148 @@
+"""Operators whose objects own pods of gangs, in a development cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from devcluster.build import ensure_owners
+from devcluster.operators import Operator
+from devcluster.programs import JOBSET, KUBERAY, LWS, MPI_OPERATOR
+
+_CONTAINERS = {"spec": {"containers": [{"name": "probe", "image": "probe"}]}}
+
+
+def _probe(api: str, plural: str, kind: str, spec: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    body = {"apiVersion": api, "kind": kind, "metadata": {"name": "atoll-probe"}, "spec": spec}
+    return f"/apis/{api}/namespaces/default/{plural}", body
+
+
+class _Owners(Operator):
+    """What these operators share."""
+
+    module_folder = "owners"
+
+    def program(self) -> Path:
+        """Return the program; build it if missing. Raises BuildError."""
+        return ensure_owners()[self.name]
+
+
+class _WithWebhooks(_Owners):
+    """Operators with a configuration file and webhooks, made from one template."""
+
+    config_api: ClassVar[str]
+    health_port: ClassVar[int]
+
+    def arguments(self, kubeconfig: Path) -> tuple[str, ...]:
+        """Return the arguments of the process."""
+        return f"--config={self.folder / 'config.yaml'}", f"--kubeconfig={kubeconfig}"
+
+    def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a process whose certificate is in the operator's folder."""
+        host = self.cluster.layout.network.bridge
+        return {
+            "apiVersion": self.config_api,
+            "kind": "Configuration",
+            "webhook": {"host": host, "port": self.webhook_port, "certDir": str(self.folder)},
+            "metrics": {"bindAddress": "0"},
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{self.health_port}"},
+            "leaderElection": {"leaderElect": False},
+            "internalCertManagement": {
+                "enable": True,
+                "webhookServiceName": self.webhook_service,
+                "webhookSecretName": self.webhook_secret,
+            },
+            **settings,
+        }
+
+
+class JobSet(_WithWebhooks):
+    """JobSet on one cluster."""
+
+    name = "jobset"
+    title = "JobSet"
+    go_module = JOBSET
+    namespace = "jobset-system"
+    account = "jobset-controller-manager"
+    webhook_service = "jobset-webhook-service"
+    webhook_secret = "jobset-webhook-server-cert"  # noqa: S105 - the name of a Secret
+    webhook_port = 9553
+    health_port = 9554
+    config_api = "config.jobset.x-k8s.io/v1alpha1"
+    probe = _probe(
+        "jobset.x-k8s.io/v1alpha2",
+        "jobsets",
+        "JobSet",
+        {"replicatedJobs": [{"name": "a", "template": {"spec": {"template": _CONTAINERS}}}]},
+    )
+
+
+class LeaderWorkerSet(_WithWebhooks):
+    """LeaderWorkerSet on one cluster."""
+
+    name = "lws"
+    title = "LeaderWorkerSet"
+    go_module = LWS
+    namespace = "lws-system"
+    account = "lws-controller-manager"
+    webhook_service = "lws-webhook-service"
+    webhook_secret = "lws-webhook-server-cert"  # noqa: S105 - the name of a Secret
+    webhook_port = 9563
+    health_port = 9564
+    config_api = "config.lws.x-k8s.io/v1alpha1"
+    probe = _probe(
+        "leaderworkerset.x-k8s.io/v1",
+        "leaderworkersets",
+        "LeaderWorkerSet",
+        {"leaderWorkerTemplate": {"workerTemplate": _CONTAINERS}},
+    )
+
+
+class MpiOperator(_Owners):
+    """The MPI operator on one cluster."""
+
+    name = "mpi-operator"
+    title = "the MPI operator"
+    go_module = MPI_OPERATOR
+    manifests = "manifests/overlays/standalone"
+    namespace = "mpi-operator"
+    account = "mpi-operator"
+    probe = _probe(
+        "kubeflow.org/v2beta1", "mpijobs", "MPIJob", {"mpiReplicaSpecs": {"Launcher": {"template": _CONTAINERS}}}
+    )
+
+    def arguments(self, kubeconfig: Path) -> tuple[str, ...]:
+        """Return the arguments of the process."""
+        return f"-kubeConfig={kubeconfig}", f"-lock-namespace={self.namespace}"
+
+    def environment(self) -> Mapping[str, str]:
+        """Return an environment without KUBECONFIG, which would precede the argument."""
+        return {"KUBECONFIG": ""}
+
+
+class KubeRay(_Owners):
+    """KubeRay on one cluster. Its pods may run any program: probes and the wait for the head are left out."""
+
+    name = "kuberay"
+    title = "KubeRay"
+    go_module = KUBERAY
+    module_folder = "kuberay"
+    namespace = "default"
+    account = "kuberay-operator"
+    probe = _probe(
+        "ray.io/v1", "rayclusters", "RayCluster", {"headGroupSpec": {"rayStartParams": {}, "template": _CONTAINERS}}
+    )
+
+    def arguments(self, kubeconfig: Path) -> tuple[str, ...]:
+        """Return the arguments of the process."""
+        return (
+            f"--kubeconfig={kubeconfig}",
+            "--enable-leader-election=false",
+            "--metrics-addr=127.0.0.1:9575",
+            "--health-probe-bind-address=127.0.0.1:9574",
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Return settings for containers without Ray."""
+        return {"ENABLE_INIT_CONTAINER_INJECTION": "false", "ENABLE_PROBES_INJECTION": "false"}
