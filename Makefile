@@ -54,7 +54,7 @@ test-e2e: $(READY) tools binaries ## Tests on the real control plane and real no
 
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
-	$(BIN)/python -m devcluster.build kueue
+	$(BIN)/python -m devcluster.build kueue owners
 	$(BIN)/pytest -m "long" -q
 	ATOLL_HISTORIES=10000 $(BIN)/pytest -n 2 -q tests/simulation/test_simulation.py -k promises
 	ATOLL_HISTORIES=2000 $(BIN)/pytest -n 2 -q tests/jobservice/test_histories.py
@@ -81,6 +81,7 @@ verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m atoll.ml.schema --check
 	$(BIN)/python -m atollctl.reference --check
 	$(BIN)/python -m devcluster.chart --check
+	$(BIN)/python -m devcluster.rights --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search worst_inputs gang_admission whole_path; do \
