@@ -24,6 +24,7 @@ from tests.controllers.harness import (
     strip_version,
 )
 from tests.fakes.api_server import status
+from tests.fakes.clock import until
 from tests.service.test_metrics import samples
 
 HOLDER = Holder("team", "p", "uid-of-p")
@@ -427,7 +428,7 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
         keys = {names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"}
         put_leases(running.server, 0)
         put_bound(running.server, "p", 0, annotations=keys, phase="Running")
-        await running.settled(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
+        await until(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
         written = [write for write in running.api.writes if "gpuclaims" in write[1]]
         for loop in running.loops:
             await loop.run_once()
