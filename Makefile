@@ -81,6 +81,7 @@ verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m atoll.ml.schema --check
 	$(BIN)/python -m atollctl.reference --check
 	$(BIN)/python -m devcluster.chart --check
+	$(BIN)/python -m devcluster.rights --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search worst_inputs gang_admission whole_path; do \

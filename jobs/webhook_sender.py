@@ -7,19 +7,19 @@ between leads nowhere. Redirects are not followed.
 import asyncio
 import hmac
 import json
-import socket
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
 
 import aiohttp
 import structlog
-from aiohttp.abc import AbstractResolver, ResolveResult
 from sqlalchemy.exc import SQLAlchemyError
 
 from atoll.kube.clock import Clock
 from atoll.ml.policy import MlPolicy
 from atoll.ml.uris import UriProblem, host_of, refuse_addresses, refuse_model_uri
+from atoll.service.resolving import GuardedResolver
 from jobs.database import Database
 from jobs.records import DeliveryRecord, WebhookRecord
 from jobs.secrets import SecretBox
@@ -49,31 +49,6 @@ def signature_of(secret: str, timestamp: int, body: bytes) -> str:
     return f"v1={signed.hexdigest()}"
 
 
-class CheckedResolver(AbstractResolver):
-    """Resolves names to addresses that may be contacted."""
-
-    def __init__(self, policy: MlPolicy) -> None:
-        self._policy = policy
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return the addresses of a host. Raises OSError if one of them may not be contacted."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-        addresses = [str(one[4][0]) for one in found]
-        refused = refuse_addresses(host, addresses, self._policy)
-        if refused is not None:
-            raise OSError(f"{refused.hint.partition(';')[0]}: the host {refused.limit}")
-        return [
-            ResolveResult(hostname=host, host=str(one[4][0]), port=port, family=one[0], proto=one[2], flags=0)
-            for one in found
-        ]
-
-    async def close(self) -> None:
-        """Nothing is kept."""
-
-
 class WebhookSender:
     """Sends what is due; `run` as one task, while this process leads."""
 
@@ -97,9 +72,14 @@ class WebhookSender:
 
     def session(self) -> aiohttp.ClientSession:
         """Return a session that reaches public addresses alone."""
-        connector = aiohttp.TCPConnector(resolver=CheckedResolver(self._policy), use_dns_cache=False, force_close=True)
+        connector = aiohttp.TCPConnector(resolver=GuardedResolver(self._refusal), use_dns_cache=False, force_close=True)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
+
+    def _refusal(self, host: str, addresses: Sequence[str]) -> str:
+        """Return why a receiver may not be contacted."""
+        refused = refuse_addresses(host, addresses, self._policy)
+        return f"{refused.hint.partition(';')[0]}: the host {refused.limit}" if refused is not None else ""
 
     async def send_due(self, session: aiohttp.ClientSession) -> int:
         """Send what is due now, a few at a time; return how many. Raises SQLAlchemy's errors."""

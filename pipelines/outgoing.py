@@ -5,18 +5,16 @@ by name. Redirects are not followed. Secrets are read when a call is made, and a
 """
 
 import json
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
 from atoll.ml.uris import is_public
+from atoll.service.resolving import GuardedResolver
 
 BODY_BYTES_MAX: Final = 64 * 1024
 SECRET_BYTES_MAX: Final = 64 * 1024
@@ -45,27 +43,6 @@ class OutgoingCall:
     body: Any
 
 
-class GuardedResolver(AbstractResolver):
-    """Resolves names to public addresses alone, except those of allowed hosts."""
-
-    def __init__(self, allowed: frozenset[str]) -> None:
-        self._allowed = allowed
-        self._inner = ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Return the addresses of a host. Raises OSError if one may not be reached."""
-        found = await self._inner.resolve(host, port, family)
-        if host not in self._allowed and not all(is_public(one["host"]) for one in found):
-            raise OSError(f"{host} is not a public host, and outgoing_hosts does not name it")
-        return found
-
-    async def close(self) -> None:
-        """Close the resolver."""
-        await self._inner.close()
-
-
 class OutgoingClient:
     """Makes calls. `allowed`: hosts that may have private addresses; `secrets`: folder with a folder per tenant."""
 
@@ -79,7 +56,7 @@ class OutgoingClient:
         if asked.secret_headers and url.scheme != "https" and url.host not in self._allowed:
             raise CallRefused(f"secrets are sent by https alone, and the URL begins with {url.scheme}")
         secrets = {name: self._secret(asked.tenant, secret) for name, secret in asked.secret_headers.items()}
-        connector = aiohttp.TCPConnector(resolver=GuardedResolver(self._allowed), use_dns_cache=False)
+        connector = aiohttp.TCPConnector(resolver=GuardedResolver(self._refusal), use_dns_cache=False)
         jar = aiohttp.DummyCookieJar()
         body = {} if asked.body is None else {"json": asked.body}
         try:
@@ -97,6 +74,12 @@ class OutgoingClient:
         if len(data) > BODY_BYTES_MAX:
             raise CallFailed(f"{asked.method} {url.origin()}: the answer is larger than {BODY_BYTES_MAX} bytes")
         return {"status_code": answer.status, "body": without(_decoded(data), secrets.values())}
+
+    def _refusal(self, host: str, addresses: Sequence[str]) -> str:
+        """Return why a host may not be reached."""
+        if host in self._allowed or all(map(is_public, addresses)):
+            return ""
+        return f"{host} is not a public host, and outgoing_hosts does not name it"
 
     def _checked(self, text: str) -> URL:
         """Return the URL if it may be called. Names are checked when they are resolved."""

@@ -309,6 +309,10 @@ class PersistentVolumeClaimSpec(msgspec.Struct, frozen=True, gc=False, rename="c
 
     volume_name: str = ""
 
+    def __post_init__(self) -> None:
+        """Cut what is no name of a volume: the API server takes any text of a tenant."""
+        msgspec.structs.force_setattr(self, "volume_name", self.volume_name[:TEXT_MAX])
+
 
 class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A claim for a volume as the API server stores it."""
@@ -381,11 +385,12 @@ def _bounded(pod: Pod) -> Pod:
     status["conditions"] = first(
         pod.status.conditions, entries_max=CONDITIONS_MAX, more=(PodCondition("Ready", "Unknown"),)
     )
+    texts = {name: getattr(pod.status, name)[:TEXT_MAX] for name in ("phase", "reason", "nominated_node_name")}
     owners = first(pod.metadata.owner_references, entries_max=OWNERS_MAX)
     return Pod(
         msgspec.structs.replace(pod.metadata, owner_references=owners),
         first(pod.spec, entries_max=ENTRIES_MAX),
-        msgspec.structs.replace(pod.status, reason=pod.status.reason[:TEXT_MAX], **status),
+        msgspec.structs.replace(pod.status, **texts, **status),
     )
 
 

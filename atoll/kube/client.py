@@ -273,6 +273,11 @@ class ApiClient:
             if not token:
                 return
 
+    async def current_version(self, path: str, params: Params | None = None) -> str:
+        """Return the resourceVersion of a collection now. Asks once, so that a server which is away is noticed."""
+        answer = await self.request("GET", path, params={**(params or {}), "limit": 1}, retry=False)
+        return _decode_answer(answer, path).metadata.resource_version
+
     async def stream(self, path: str, params: Params, *, silence_seconds: float = 75.0) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a watch as they arrive; close it with contextlib.aclosing.
 
@@ -355,17 +360,20 @@ class ApiClient:
         call.began_seconds = asyncio.get_running_loop().time()
         if call.data is not None:
             headers["Content-Type"] = call.content_type
-        response = await self._session.request(
-            call.method,
-            call.url,
-            data=call.data,
-            headers=headers,
-            timeout=timeout or self._session.timeout,
-            allow_redirects=False,
-            server_hostname=self._credentials.server_hostname,
-            ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
-            trace_request_ctx=call,
-        )
+        try:
+            response = await self._session.request(
+                call.method,
+                call.url,
+                data=call.data,
+                headers=headers,
+                timeout=timeout or self._session.timeout,
+                allow_redirects=False,
+                server_hostname=self._credentials.server_hostname,
+                ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
+                trace_request_ctx=call,
+            )
+        except RuntimeError as error:  # uvloop: a connection that is being cut still has this socket's number
+            raise aiohttp.ClientConnectionError(str(error)) from error
         self._server_date = (response.headers.get("Date", ""), asyncio.get_running_loop().time())
         return response
 

@@ -134,3 +134,24 @@ async def test_a_fault_of_cards_is_not_the_containers(
     await observer.observe()
 
     assert observer.is_refused is refused
+
+
+@pytest.mark.parametrize("is_denied", [False, True], ids=["the card's fault", "the container lost its rights"])
+async def test_the_only_card_of_a_machine_may_be_ill(
+    mock_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_denied: bool
+) -> None:
+    """All cards of a one-GPU machine answer with an unknown error when that one is ill: a new container would not help,
+    and the report tells of it. The device file says whether the container lost access."""
+    machine = machine_of("t4-4")
+    machine.facts["count"] = "1"
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("agent.nvml.os.access", lambda *_: not is_denied)
+    backend = NvmlBackend(step_seconds=STEP_SECONDS, pci_devices=NOWHERE, device_files=tmp_path)
+    machine.fail(0, "nvmlDeviceGetHandleByIndex_v2", code=UNKNOWN).write(mock_environment)
+    observer = observer_of(backend, tmp_path)
+
+    found = (await observer.observe()).machine
+    backend.close()
+
+    assert observer.is_refused is is_denied
+    assert [device.fault for device in found.devices] == ([] if is_denied else ["Unknown Error"])

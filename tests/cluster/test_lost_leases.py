@@ -128,3 +128,16 @@ def test_stray_lease_that_ends_is_not_lost(ledger: Ledger) -> None:
 
     assert ledger.lost.records("u1") == ()
     assert ledger.free("n1", now_seconds=0.0) & 2
+
+
+def test_a_restore_voids_what_versions_told(ledger: Ledger) -> None:
+    """A pod that left at a version that is yet to come would keep its device for ever: no report can be past it."""
+    ledger.drop_lease(NAME, version=LOST_AT)
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+    ledger.put_report(report(2, position=3))
+    ledger.put_report(report(3, position=3))
+    before = is_free(ledger)
+
+    ledger.forget_versions()
+
+    assert (before, is_free(ledger)) == (False, True)

@@ -215,17 +215,27 @@ NOTES = {**shaped("x")["metadata"]["annotations"], **{f"gpu.scheduling/note-{num
 MANY_CONTAINERS = [shaped_container(f"c{number}", gpus=int(number == 0)) for number in range(257)]
 
 
-def labelled(count: int) -> dict[str, Any]:
-    """Return a pod with GPUs and labels."""
-    body = shaped("new")
-    return {**body, "metadata": {**body["metadata"], "labels": {f"l{number}": "" for number in range(count)}}}
+MANY_LABELS = {f"l{number}": "" for number in range(257)}
+
+
+def labelled(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with labels without end."""
+    return {**body, "metadata": {**body["metadata"], "labels": MANY_LABELS}}
 
 
 MANY_TOLERATIONS = [{"key": f"k{number}", "operator": "Exists"} for number in range(65)]
 SIZE_DOORS = [
-    create("more labels than are kept", labelled(257), policy="atoll-sizes"),
+    create("more labels than are kept", labelled(shaped("new")), policy="atoll-sizes"),
     Probe(title="labels added later", path=f"{PODS}/held", content_type=MERGE, policy="atoll-sizes",
-          body={"metadata": {"labels": labelled(257)["metadata"]["labels"]}}),
+          body={"metadata": {"labels": MANY_LABELS}}),
+    create("a gang's member without GPUs and with more labels than are kept",
+           labelled(launcher()), policy="atoll-sizes"),
+    *(Probe(title=f"a {kind} with more {field} than anybody needs", method="POST",
+            path=f"/apis/gpu.scheduling/v1/namespaces/doors/{kind.lower()}s",
+            body={"apiVersion": "gpu.scheduling/v1", "kind": kind, "metadata": {"name": "new", field: MANY_LABELS},
+                  "spec": spec}, policy="atoll-object-sizes")
+      for kind, spec in (("GpuClaim", {"devices": {"count": 1}}), ("GpuGang", {"podSets": [{"name": "w", "count": 1}]}))
+      for field in ("labels", "annotations")),
     create("annotations that mean nothing", shaped("new", annotations=NOTES), policy="atoll-sizes"),
     create("containers without end", shaped("new", *MANY_CONTAINERS), policy="atoll-sizes"),
     create("too many tolerations", shaped("new", tolerations=MANY_TOLERATIONS), policy="atoll-sizes"),

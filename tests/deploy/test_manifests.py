@@ -13,6 +13,7 @@ from atoll.api import names
 from atoll.cluster.pods import ENDED_BY_KUBELET
 from atoll.service import settings
 from controllers.page.authorization import PATH as PAGE_PATH
+from devcluster import rights
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
 from tests.kubernetes_schemas import validate
 
@@ -101,45 +102,51 @@ def test_no_rule_stands_twice() -> None:
     assert len(granted) == len(set(granted))
 
 
-def rights_of_jobs() -> list[dict[str, Any]]:
-    """Return the roles of the job service, which only the chart has, with every part that values turn on."""
-    text = (DEPLOY / "chart/templates/jobs-rights.yaml").read_text(encoding="utf-8")
-    return list(yaml.safe_load_all("".join(line for line in text.splitlines(keepends=True) if "{{" not in line)))
-
-
-def rights_of_parts() -> set[tuple[str, str, str]]:
-    """Return role, resource and verb of all that a role of ours grants to a part."""
-    objects = [*manifests("rbac/*.yaml"), *rights_of_jobs()]
-    bound = {
-        (body["roleRef"]["kind"], body["roleRef"]["name"], body["metadata"].get("namespace", ""))
-        for body in objects
-        if body["kind"].endswith("Binding")
-    }
-    return {
-        (f"{name} in {namespace}" if namespace else name, f"{resource}.{group}".rstrip("."), verb)
-        for role in objects
-        for kind, name, namespace in [(role["kind"], role["metadata"]["name"], role["metadata"].get("namespace", ""))]
-        if (kind, name, namespace) in bound
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
 def test_no_right_outlives_its_use() -> None:
-    """docs/rights.md names for each verb a place in the code that needs it, and the place is there."""
-    text = (REPOSITORY / "docs/rights.md").read_text(encoding="utf-8")
-    documented = set()
-    for role, resource, verbs, file, code in re.findall(
-        r"^\| `(.+?)` \| `(.+?)` \| (.+?) \| `(.+?)` \| `(.+?)` \|$", text, re.MULTILINE
-    ):
-        plural, slash, sub = resource.partition("/")
-        name, _, group = plural.partition(".")
-        documented |= {(role, ".".join((name + slash + sub, group)).rstrip("."), verb) for verb in verbs.split(", ")}
-        assert code in (REPOSITORY / file).read_text(encoding="utf-8"), f"{role}: {file} has no {code}"
+    """docs/rights.md has every verb of every role of a part, with a function that needs it, as the code is now."""
+    assert rights.PAGE.read_text(encoding="utf-8") == rights.rendered(rights.grants())
 
-    assert documented == rights_of_parts()
+
+def test_a_right_that_no_function_needs_is_refused() -> None:
+    """The page cannot be written."""
+    unneeded = rights.Grant("atoll-agent", "secrets", "list")
+    with pytest.raises(rights.UnneededRight, match="atoll-agent may list secrets"):
+        rights.rendered([unneeded])
+
+
+def test_a_function_needs_the_verbs_that_it_sends_to_a_path(tmp_path: Path) -> None:
+    """Directly, by a variable, in a loop, through a wrapper and a helper; what only looks like a verb is none."""
+    code = """
+from atoll.kube import paths
+PATH = paths.nodes("n")
+TABLE = {("batch", "Job"): Suspendable("jobs"), ("apps", "StatefulSet"): "statefulsets"}
+def lease(name):
+    return paths.leases("ns", name)
+class Part:
+    async def read(self, path):
+        return await self.client.get(path)
+    async def work(self, known):
+        await self.client.patch(paths.pods("ns", "p", "status"), known.get("pods"))
+        await self.read(PATH)
+        path = lease("a")
+        await self.client.delete(path)
+        for each in (paths.secrets("ns", "s"), paths.gpuclaims("ns", "c")):
+            await self.client.create(each, list(known))
+"""
+    (tmp_path / "part.py").write_text(code)
+
+    found = {(use.function, use.resource, use.verb) for use in rights.uses(tmp_path, root=tmp_path)}
+
+    assert found == {
+        ("Part.work", "pods/status", "patch"),
+        ("Part.work", "nodes", "get"),
+        ("Part.work", "leases.coordination.k8s.io", "delete"),
+        ("Part.work", "secrets", "create"),
+        ("Part.work", "gpuclaims.gpu.scheduling", "create"),
+        ("Suspendable(jobs)", "jobs.batch", "get"),
+        ("Suspendable(jobs)", "jobs.batch", "patch"),
+        ("statefulsets", "statefulsets.apps", "get"),
+    }
 
 
 def test_every_rule_says_why() -> None:

@@ -15,7 +15,7 @@ import pytest
 from atoll.api import names
 from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
-from devcluster.operators import Operator
+from devcluster.operators import OperatorProcess
 from devcluster.owners import JobSet, KubeRay, LeaderWorkerSet, MpiOperator
 from tests.e2e.conftest import OPTIONS
 from tests.e2e.world import HOLD, RealCluster
@@ -34,7 +34,7 @@ GANGS = "/apis/gpu.scheduling/v1/namespaces/{}/gpugangs/" + GANG
 class Kind:
     """A kind of owner: its operator, its path, and its spec of the templates of leader and worker."""
 
-    operator: type[Operator]
+    operator: type[OperatorProcess]
     api: str
     plural: str
     kind: str
@@ -85,21 +85,27 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def beside_operators() -> Iterator[Installation]:
-    """A cluster with Atoll and all operators: 16 GPUs on two machines."""
+    """A cluster with Atoll: 16 GPUs on two machines."""
     nodes = [DevNodeSpec(f"hopper-{number}", profile="dgx-h100") for number in range(2)]
     with DevCluster.start(f"owners-{uuid4().hex[:6]}", nodes=nodes, scheduler=False) as cluster:
         installed = Installation(cluster, options=OPTIONS)
         installed.install()
-        for kind in KINDS.values():
-            kind.operator(cluster).install()
         yield installed
 
 
-@pytest.fixture(params=KINDS)
-def owner(beside_operators: Installation, request: pytest.FixtureRequest) -> Iterator[Owner]:
+@pytest.fixture(scope="module", params=KINDS)
+def kind(beside_operators: Installation, request: pytest.FixtureRequest) -> Kind:
+    """A kind of owner whose operator runs in the cluster."""
+    kind = KINDS[request.param]
+    kind.operator(beside_operators.cluster).install()
+    return kind
+
+
+@pytest.fixture
+def owner(beside_operators: Installation, kind: Kind) -> Iterator[Owner]:
     """A namespace with an owner of a gang; it is deleted with the test."""
     with RealCluster.of_one_test(beside_operators) as world:
-        owner = Owner(world, KINDS[request.param])
+        owner = Owner(world, kind)
         yield owner
         owner.delete()
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohappyeyeballs
 import msgspec
 import pytest
 from aiohttp import web
@@ -196,6 +197,29 @@ async def test_waiting_for_the_rate_limit_is_part_of_the_time_limit(server: Fake
     assert not caught.value.sent
     assert len(server.requests) == 1
     assert client.throttled_seconds > 0
+
+
+@pytest.mark.parametrize("number", [1, 10], ids=["once", "again and again"])
+async def test_a_socket_that_the_event_loop_refuses_was_never_sent(
+    server: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """uvloop refuses a new socket whose number a connection that is being cut still has; the next one may do."""
+    server.put(POD, {})
+    connect, refused = aiohappyeyeballs.start_connection, []
+
+    async def refuse(*arguments: Any, **options: Any) -> Any:
+        if len(refused) < number:
+            refused.append(arguments)
+            raise RuntimeError("File descriptor 15 is used by transport <TCPTransport closed=False>")
+        return await connect(*arguments, **options)
+
+    monkeypatch.setattr("aiohappyeyeballs.start_connection", refuse)
+    if number == 1:
+        assert await client.get(POD)
+        return
+    with pytest.raises(errors.Unanswered, match="File descriptor 15") as caught:
+        await client.create(paths.pods("team"), {})
+    assert not caught.value.sent
 
 
 async def test_closed_client_sends_nothing(server: FakeApiServer, client: ApiClient) -> None:

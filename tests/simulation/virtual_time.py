@@ -56,6 +56,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._count = 0
         self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
+        self.thread_seconds: Callable[[], float] = lambda: 0.0
+        """How long the next work takes that is given to a thread."""
 
     def __del__(self) -> None:
         """Nothing was opened, and tasks that are thrown away may still look for their loop."""
@@ -84,6 +86,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task = asyncio.Task(coro, loop=self, name=name or "", context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
+
+    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Work at once on what is there, and answer after a while: the world goes on meanwhile."""
+        answer = self.create_future()
+        try:
+            result, fault = func(*args), None
+        except Exception as error:  # noqa: BLE001 - the caller gets it, as from a thread
+            result, fault = None, error
+
+        def come_back() -> None:
+            if not answer.done():
+                answer.set_result(result) if fault is None else answer.set_exception(fault)
+
+        self.call_later(self.thread_seconds(), come_back)
+        return answer
 
     def run_until_complete(self, future: Any) -> Any:
         """Run until the work is done. Raises what it raises, and Deadlock when time cannot go on."""
