@@ -213,7 +213,8 @@ GANGS: Final = {
         "test_the_search_finds_places_exactly_when_there_are_some test_no_placement_is_nearer_or_in_fewer_domains "
         "test_several_pod_sets_are_all_placed_or_none "
         "test_never_more_domains_of_the_requested_level_than_in_kueues_order "
-        "test_machines_of_sixteen_are_served_one_set_after_the_other"
+        "test_machines_of_sixteen_are_served_one_set_after_the_other test_the_costliest_gang_ends_at_the_limit "
+        "test_a_gpu_that_is_taken_while_places_are_searched_is_given_to_nobody_else"
     ),
     "`python -m bench.gang_search` measures": "test_a_thousand_members_in_slices_of_a_rack_take_few_steps",
     "`python -m bench.peer_cases domain FILE.jsonl` runs": (

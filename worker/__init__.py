@@ -1,11 +1,20 @@
 """Library for a training's container: preemption notice, checkpoints that survive a preemption, checksums of models.
 
-`file://` needs only Python; `s3://`, `gs://` and `az://` need `fsspec` and `obstore`. torch is optional: if installed,
-it saves state dicts. The library does not use Kubernetes' API.
+`file://` needs only Python; `s3://`, `gs://` and `az://` need `fsspec` and `obstore`, and encryption `pyrage`. torch is
+optional: if installed, it saves state dicts. The library does not use Kubernetes' API.
 """
 
 from worker.checkpoints import Checkpoints, Restored, State
-from worker.errors import CheckpointError, CorruptCheckpoint, Fenced, ModelMismatch, PlaceRefused, StoreUnfit
+from worker.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    Fenced,
+    KeyRefused,
+    ModelMismatch,
+    OtherKey,
+    PlaceRefused,
+    StoreUnfit,
+)
 from worker.models import verify_model
 from worker.preemption import EXIT_PREEMPTED, Preemption
 from worker.records import Part, Record, Version
@@ -19,7 +28,9 @@ __all__ = [
     "Checkpoints",
     "CorruptCheckpoint",
     "Fenced",
+    "KeyRefused",
     "ModelMismatch",
+    "OtherKey",
     "Part",
     "PlaceRefused",
     "Preemption",

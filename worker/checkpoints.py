@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from worker import records
-from worker.errors import CheckpointError, CorruptCheckpoint, Fenced, PlaceRefused, StoreUnfit
+from worker.encryption import EncryptedStore, read_key
+from worker.errors import CheckpointError, CorruptCheckpoint, Fenced, OtherKey, PlaceRefused, StoreUnfit
 from worker.places import allowed_place
 from worker.records import Record, Version
 from worker.stores import Produce, Store, open_store, scratch_folder, sha256_of
@@ -106,14 +107,17 @@ class Checkpoints:
         kept: int = KEPT,
         interval_seconds: float = INTERVAL_SECONDS,
         filesystem: AbstractFileSystem | None = None,
+        key_file: Path | None = None,
     ) -> Checkpoints:
         """Checkpoints at a URI below an allowed prefix; filesystem: of fsspec, instead of the built-in client.
+        key_file: of an age identity that encrypts what is stored.
 
-        Raises PlaceRefused, StoreUnfit, and errors of the disk or the network.
+        Raises PlaceRefused, KeyRefused, StoreUnfit, and errors of the disk or the network.
         """
         prefixes = tuple(allowed)
         place = allowed_place(uri, prefixes)
-        store = open_store(place, allowed=prefixes, filesystem=filesystem)
+        key = read_key(key_file) if key_file is not None else None
+        store = EncryptedStore(open_store(place, allowed=prefixes, filesystem=filesystem), key)
         return cls(store, job_id=job_id, uri=place.uri, kept=kept, interval_seconds=interval_seconds)
 
     def is_due(self) -> bool:
@@ -242,7 +246,7 @@ class Checkpoints:
 
     def _newest_whole(self, folder: Path) -> Restored | None:
         for _ in range(LISTINGS_MAX):
-            sizes = self._store.list_sizes()
+            sizes, refused = self._store.list_sizes(), None
             for version in records.committed(sizes):
                 try:
                     return self._fetch(version, sizes, folder)
@@ -250,7 +254,10 @@ class Checkpoints:
                     if version.record_key not in self._store.list_sizes():
                         break  # it expired meanwhile: newer ones exist
                     logger.warning("Skipped a corrupt checkpoint for the one before: %s%s", self._uri, error)
+                    refused = error if isinstance(error, OtherKey) else refused
             else:
+                if refused is not None:
+                    raise refused
                 return None
         raise CheckpointError(f"{self._uri}: checkpoints expire faster than they can be read; end the other writer")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from worker.checkpoints import INTERVAL_SECONDS, KEPT, Checkpoints
@@ -17,19 +18,22 @@ URI: Final = "ATOLL_CHECKPOINT_URI"
 PREFIXES: Final = "ATOLL_CHECKPOINT_PREFIXES"
 INTERVAL: Final = "ATOLL_CHECKPOINT_INTERVAL_SECONDS"
 MAX_COUNT: Final = "ATOLL_CHECKPOINT_MAX_COUNT"
+KEY_FILE: Final = "ATOLL_CHECKPOINT_KEY_FILE"
 YEAR_SECONDS: Final = 31_536_000
 COUNT_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """uri: place of the checkpoints. prefixes: allowed places. interval_seconds: between saves. kept: the newest n."""
+    """uri: place of the checkpoints. prefixes: allowed places. interval_seconds: between saves. kept: the newest n.
+    key_file: of the age identity that encrypts them; None stores them as they are."""
 
     job_id: str
     uri: str
     prefixes: tuple[str, ...]
     interval_seconds: int = INTERVAL_SECONDS
     kept: int = KEPT
+    key_file: Path | None = None
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> CheckpointSettings:
@@ -43,6 +47,7 @@ class CheckpointSettings:
             prefixes=tuple(variables[PREFIXES].split()),
             interval_seconds=_number(variables, INTERVAL, default=INTERVAL_SECONDS, limit=YEAR_SECONDS),
             kept=_number(variables, MAX_COUNT, default=KEPT, limit=COUNT_MAX),
+            key_file=Path(variables[KEY_FILE]) if variables.get(KEY_FILE) else None,
         )
 
     def open(self) -> Checkpoints:
@@ -53,6 +58,7 @@ class CheckpointSettings:
             allowed=self.prefixes,
             kept=self.kept,
             interval_seconds=self.interval_seconds,
+            key_file=self.key_file,
         )
 
 

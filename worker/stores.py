@@ -56,7 +56,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Measured:
+class Measured:
     """A binary file that counts and hashes what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -80,7 +80,7 @@ class _Measured:
 
 
 def _produce_into(file: BinaryIO, produce: Produce, key: str) -> Part:
-    measured = _Measured(file)
+    measured = Measured(file)
     produce(cast("BinaryIO", measured))
     file.flush()
     return measured.part(key)

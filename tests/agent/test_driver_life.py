@@ -1,13 +1,20 @@
 """The agent's use of the driver: it releases the driver for an upgrade and takes it up again, and it distinguishes a
 failing library from an unhealthy card."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
+from agent.__main__ import handle_signals
 from agent.driver_client import DriverWorker
+from agent.node_agent import NodeAgent
 from agent.nvml import NvmlBackend
 from agent.observation import MachineObserver
 from atoll.api import names
@@ -15,6 +22,7 @@ from atoll.cluster.driver_hold import UPGRADE_STATE, release_reason
 from atoll.cluster.objects import Node
 from devcluster.mock_nvml import MachineFile
 from tests.agent.real_bindings import NOWHERE, STEP_SECONDS, machine_of
+from tests.fakes.clock import until
 
 WHY = "the driver was released: label gpu.scheduling/driver-hold"
 MISMATCH, UNKNOWN, NOT_LOADED = 18, 999, 9
@@ -155,3 +163,21 @@ async def test_the_only_card_of_a_machine_may_be_ill(
 
     assert observer.is_refused is is_denied
     assert [device.fault for device in found.devices] == ([] if is_denied else ["Unknown Error"])
+
+
+async def test_signals_let_go_and_take_up() -> None:
+    """SIGUSR1 lets go, with a reason that the report tells; SIGUSR2 takes up. SIGTERM ends the process, see
+    tests/service/test_runtime.py, and the driver with it."""
+    reasons: list[str] = []
+    loop = asyncio.get_running_loop()
+    handle_signals(cast("NodeAgent", SimpleNamespace(release_driver=reasons.append)))
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await until(lambda: reasons)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await until(lambda: len(reasons) == 2)
+    finally:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.remove_signal_handler(number)
+
+    assert reasons == ["the driver was released: SIGUSR1", ""]

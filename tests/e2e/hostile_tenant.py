@@ -93,8 +93,13 @@ class HostileTenant:
         self._world.cluster.api.request("POST", f"/api/v1/namespaces/{self._home}/resourcequotas", quota)
         unclaimed = DEPLOY / "policies" / "optional" / "unclaimed-pods.yaml"
         assert self._world.cluster.kubectl("apply", "-f", str(unclaimed)).returncode == 0
+        self._world.wait(self._is_guarded, "the policy on unclaimed pods to be in force")
         flood(self._world.cluster, "flood", connections=256, body_bytes=60_000)
         self._thread.start()
+
+    def _is_guarded(self) -> bool:
+        path, body = f"/api/v1/namespaces/{self._home}/pods", self._pod_body(**DEVICES[0])
+        return "atoll-unclaimed-pods" in self._send("POST", path, body, dry_run=True).message
 
     def _act_all_the_while(self) -> None:
         while not self._stopped.wait(PAUSE_SECONDS):
@@ -207,19 +212,21 @@ class HostileTenant:
 
     # Requests
 
-    def _create_pod(
+    def _create_pod(self, **options: Any) -> ApiAnswer:
+        return self._create(f"/api/v1/namespaces/{self._home}/pods", self._pod_body(**options))
+
+    def _pod_body(
         self, *, gpus: int = 0, metadata: dict[str, Any] | None = None, env: Any = (), **spec: Any
-    ) -> ApiAnswer:
+    ) -> dict[str, Any]:
         self._number += 1
         limits = {names.GPU_RESOURCE: str(gpus)} if gpus else {}
         container = {"name": "main", "image": "localhost/pause:1", "env": list(env), "resources": {"limits": limits}}
-        body = {
+        return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {**(metadata or {}), "name": f"pod-{self._number}"},
             "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **spec},
         }
-        return self._create(f"/api/v1/namespaces/{self._home}/pods", body)
 
     def _create(self, path: str, body: dict[str, Any]) -> ApiAnswer:
         answer = self._send("POST", path, body)
@@ -230,7 +237,7 @@ class HostileTenant:
     def _patch(self, path: str, body: dict[str, Any]) -> ApiAnswer:
         return self._send("PATCH", path, body, content_type="application/merge-patch+json")
 
-    def _send(self, method: str, path: str, body: Any = None, **more: str) -> ApiAnswer:
+    def _send(self, method: str, path: str, body: Any = None, **more: Any) -> ApiAnswer:
         return self._api.send(method, path, body, identity=NAME, **more)
 
     def _refused(self, answer: ApiAnswer, what: str) -> None:

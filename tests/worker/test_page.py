@@ -23,6 +23,7 @@ VARIABLES = {
     settings.PREFIXES,
     settings.INTERVAL,
     settings.MAX_COUNT,
+    settings.KEY_FILE,
     preemption.FILE_VARIABLE,
     preemption.GRACE_VARIABLE,
     "ATOLL_TERMINATION_LOG",
