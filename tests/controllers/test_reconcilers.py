@@ -24,6 +24,7 @@ from tests.controllers.harness import (
     strip_version,
 )
 from tests.fakes.api_server import status
+from tests.fakes.clock import until
 from tests.service.test_metrics import samples
 
 HOLDER = Holder("team", "p", "uid-of-p")
@@ -323,6 +324,7 @@ async def test_a_departure_whose_leases_somebody_deleted_is_in_doubt_no_more(tmp
         running.server.remove(f"{LEASES}/gpu-n1-0")
         await running.settled(lambda: not running.mirror.ledger.leases)
         running.resync()
+        assert any(name == "atoll_test_queue_keys" and value for (name, *_), value in samples(running.metrics).items())
         await running.settled(lambda: samples(running.metrics)[("atoll_test_departures_in_doubt",)] == 0)
 
 
@@ -426,7 +428,7 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
         keys = {names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"}
         put_leases(running.server, 0)
         put_bound(running.server, "p", 0, annotations=keys, phase="Running")
-        await running.settled(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
+        await until(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
         written = [write for write in running.api.writes if "gpuclaims" in write[1]]
         for loop in running.loops:
             await loop.run_once()
