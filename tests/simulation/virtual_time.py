@@ -15,8 +15,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-THREAD_SECONDS = 0.3
-"""How long work in a thread takes."""
 
 
 class Deadlock(Exception):
@@ -82,16 +80,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         """Call after some virtual seconds."""
         return self.call_at(self._seconds + delay, callback, *args, context=context)
-
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """Work on what is known now, and give the result a while later: the world goes on meanwhile."""
-        future = self.create_future()
-        try:
-            give, result = future.set_result, func(*args)
-        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
-            give, result = future.set_exception, error
-        self.call_later(THREAD_SECONDS, lambda: None if future.done() else give(result))
-        return future
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
         """Begin a task; nobody complains when it is thrown away."""
