@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-THREAD_SECONDS = 0.3
+THREAD_SECONDS = 0.02
 """How long work in a thread takes."""
 
 
