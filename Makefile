@@ -54,7 +54,7 @@ test-e2e: $(READY) tools binaries ## Tests on the real control plane and real no
 
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
-	$(BIN)/python -m devcluster.build kueue
+	$(BIN)/python -m devcluster.build kueue owners
 	$(BIN)/pytest -m "long" -q
 	ATOLL_HISTORIES=10000 $(BIN)/pytest -n 2 -q tests/simulation/test_simulation.py -k promises
 	ATOLL_HISTORIES=2000 $(BIN)/pytest -n 2 -q tests/jobservice/test_histories.py

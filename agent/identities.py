@@ -6,7 +6,8 @@ first. Pure. The promises:
 * a known uuid keeps its id when the machine is renumbered, rebooted or reported again;
 * no other uuid gets an id while a Lease of the id exists, or while the card that had it is remembered;
 * if the report is lost, a uuid that a Lease names gets that Lease's id back;
-* any other new uuid gets the lowest free id. New uuids are served in the order of the argument.
+* any other new uuid gets the lowest free id that no forgotten card had. New uuids are served in the order of the
+  argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,13 +33,14 @@ class IdAssignment:
 
 
 def assign(
-    uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[int, str | None]
+    uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[int, str | None], free_from: int = 0
 ) -> IdAssignment | LeaseLookup:
     """Give every uuid an id. Call again with more `leases` until it returns an IdAssignment.
 
     known: uuid to id of every device on record, seen or not, and of cards that left. leases: by id, None if no Lease
-    exists, else the device uuid that it names, which may be empty. Without any known device the first 2n ids are looked
-    up, so that a lost record is restored from the Leases. Raises TooManyDevices.
+    exists, else the device uuid that it names, which may be empty. free_from: the lowest id for new devices. Without
+    any known device the first 2n ids are looked up, so that a lost record is restored from the Leases. Raises
+    TooManyDevices.
     """
     new = [uuid for uuid in dict.fromkeys(uuids) if uuid not in known]
     ids = {uuid: known[uuid] for uuid in uuids if uuid in known}
@@ -48,7 +50,7 @@ def assign(
     free: list[int] = []
     unread: list[int] = []
     scan_min = 0 if known else 2 * len(new)
-    candidate = 0
+    candidate = free_from
     while len(free) + len(unread) < len(new) or candidate < scan_min:
         if candidate >= IDS_MAX:
             raise TooManyDevices(new[len(free)], ids_max=IDS_MAX)

@@ -4,7 +4,9 @@ Pure: makes one Device per instance, with profile, parent and memory, and adds r
 its parent's health. It has no NVLink: the driver allows no peer access between instances, so two of them are as near as
 their cards are over PCIe.
 
-An instance that its card no longer lists is gone; while the card does not answer, the instance stays as unknown.
+An instance that its card no longer lists is gone; while the card does not answer, the instance stays as unknown. So
+does one that was seen before the boot, until `agent.inventory` lets it depart: whoever makes the instances again may
+not be done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +24,28 @@ def is_instance(device: Device) -> bool:
     return device.mig is not None and bool(device.mig.profile)
 
 
+def parent_of(device: Device) -> str:
+    """Uuid of the card of a MIG instance; empty for a card."""
+    return device.mig.parent_uuid if device.mig is not None and device.mig.profile else ""
+
+
+def cards_with_instances(reading: MachineReading) -> set[str | None]:
+    """Uuids of the cards that say which instances they have."""
+    return {one.uuid for one in reading.devices if one.mig_enabled is not None and not one.instances_unread}
+
+
 def instance_devices(
-    reading: MachineReading, whole: Sequence[Device], *, ids: Mapping[str, int], record: Mapping[str, Device], now: str
+    reading: MachineReading,
+    whole: Sequence[Device],
+    *,
+    ids: Mapping[str, int],
+    record: Mapping[str, Device],
+    now: str,
+    boot_id: str,
 ) -> list[Device]:
     """Instances of all devices, and those on record whose card does not answer now."""
     parents = {device.uuid: device for device in whole}
-    told = {one.uuid for one in reading.devices if one.mig_enabled is not None and not one.instances_unread}
+    told = cards_with_instances(reading)
     seen = [
         (instance, parents[device.uuid])
         for device in reading.devices
@@ -40,8 +58,8 @@ def instance_devices(
     ]
     shown = {device.uuid for device in devices}
     for uuid, device in record.items():
-        parent_uuid = device.mig.parent_uuid if device.mig is not None else ""
-        if is_instance(device) and uuid not in shown and parent_uuid in parents and parent_uuid not in told:
+        parent_uuid, is_of_past = parent_of(device), device.boot_id not in {"", boot_id}
+        if uuid not in shown and parent_uuid in parents and (parent_uuid not in told or is_of_past):
             health = parents[parent_uuid].health
             state = HealthState.UNKNOWN if health.state is HealthState.HEALTHY else health.state
             devices.append(_with_health(device, state, health.reason or "instances cannot be read", now=now))
@@ -101,6 +119,7 @@ def _device(instance: MigReading, parent: Device, *, device_id: int, last: Devic
             "numa_node": parent.numa_node,
             "pci_bus_id": parent.pci_bus_id,
             "minor": parent.minor,
+            "boot_id": parent.boot_id,
             "mig": Mig(profile=instance.profile[:24], parent_uuid=parent.uuid),
         }
     )

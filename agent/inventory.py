@@ -7,26 +7,32 @@ record as unknown, because a failing driver and a missing card look alike. It de
 * the kernel listed its slot before, and no longer does;
 * the machine was booted since the card was last seen, and a second complete observation of that boot lacks it.
 
+A MIG instance departs with its card, and when its card, which answers, lacks it in a boot after the one in which it was
+last seen: within one boot another instance may be at its place, which a container of the former could open.
+
 A departed card keeps its id and incidents while it is among the last DEPARTED_MAX, and gets both back when it returns.
+The ids of cards that are not listed any more go to nobody else.
 A new Node on a machine that was booted since, without any known card, is another machine: it inherits nothing from the
 record, and the record tells nothing about where those cards are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from agent.instances import is_instance
+from agent.instances import cards_with_instances, is_instance, parent_of
 from agent.readings import MachineReading
 from atoll.api.node_status import (
     DEPARTED_INCIDENTS_MAX,
+    DEPARTED_INSTANCES_MAX,
     DEPARTED_MAX,
     DEVICES_MAX,
     DepartedDevice,
     Device,
     GpuNodeStatusReport,
     Incident,
+    Mig,
 )
 from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
 
@@ -41,10 +47,12 @@ class DepartureProof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineInventory:
-    """record: devices by uuid, seen or not. departed: cards that left, oldest first."""
+    """record: devices by uuid, seen or not. departed: cards and instances that left, oldest first. free_ids_from: lower
+    ids had cards that are no longer listed."""
 
     record: Mapping[str, Device] = field(default_factory=dict)
     departed: tuple[DepartedDevice, ...] = ()
+    free_ids_from: int = 0
 
     @property
     def ids(self) -> dict[str, int]:
@@ -69,14 +77,24 @@ def update_inventory(
         record = {}
     seen = _seen(reading)
     proofs = _departures(record, reading, seen, has_booted=_booted_without(previous, reading, boot_id))
-    left = tuple(_departed(record[uuid], proof, now) for uuid, proof in proofs.items() if not is_instance(record[uuid]))
-    here = {uuid: device for uuid, device in record.items() if uuid not in proofs}
-    here = _bounded(here, seen) | {
-        one.uuid: _returned(one) for one in previous.departed if one.uuid in seen - set(here)
+    left = [_departed(record[uuid], proof, now) for uuid, proof in proofs.items()]
+    present = {uuid: device for uuid, device in record.items() if uuid not in proofs}
+    here = _bounded(present, seen) | {
+        one.uuid: _returned(one) for one in previous.departed if one.uuid in seen - set(present)
     }
     taken = {device.id for device in here.values()}
-    kept = (one for one in previous.departed if one.uuid not in here and one.id not in taken)
-    return MachineInventory(here, (*kept, *left)[-DEPARTED_MAX:])
+    gone = [*(one for one in previous.departed if one.uuid not in here and one.id not in taken), *left]
+    departed = _last_departed(gone)
+    unlisted = [one.id for one in gone if one not in departed and not one.mig_profile]
+    unlisted += [device.id for uuid, device in present.items() if uuid not in here and not is_instance(device)]
+    return MachineInventory(here, departed, max(previous.free_ids_from, *(1 + number for number in unlisted), 0))
+
+
+def _last_departed(gone: Sequence[DepartedDevice]) -> tuple[DepartedDevice, ...]:
+    """Return the last cards and the last instances of them, so that neither push the others out."""
+    cards = [one for one in gone if not one.mig_profile][-DEPARTED_MAX:]
+    instances = [one for one in gone if one.mig_profile][-DEPARTED_INSTANCES_MAX:]
+    return (*cards, *instances)
 
 
 def _seen(reading: MachineReading) -> set[str]:
@@ -116,9 +134,15 @@ def _departures(
             proofs[uuid] = DepartureProof.REPLACED
         elif device.pci_bus_id and device.pci_bus_id in reading.slots_removed:
             proofs[uuid] = DepartureProof.UNPLUGGED
-        elif has_booted and device.boot_id not in {"", has_booted}:
+        elif has_booted and device.boot_id not in {"", has_booted} and _is_told(device, reading):
             proofs[uuid] = DepartureProof.BOOTED_WITHOUT
-    return proofs
+    with_card = {uuid: proofs[parent] for uuid, device in record.items() if (parent := parent_of(device)) in proofs}
+    return proofs | {uuid: proof for uuid, proof in with_card.items() if uuid not in seen}
+
+
+def _is_told(device: Device, reading: MachineReading) -> bool:
+    """Return whether the reading would show a device: an instance only if its card lists its instances."""
+    return not is_instance(device) or parent_of(device) in cards_with_instances(reading)
 
 
 def _bounded(record: Mapping[str, Device], seen: set[str]) -> dict[str, Device]:
@@ -131,7 +155,7 @@ def _bounded(record: Mapping[str, Device], seen: set[str]) -> dict[str, Device]:
 
 def _with_boot(device: Device, boot_id: str) -> Device:
     """Return a card with the boot in which it was last seen; for one recorded by an older agent, `boot_id`."""
-    return device if device.boot_id or is_instance(device) else device.model_copy(update={"boot_id": boot_id})
+    return device if device.boot_id else device.model_copy(update={"boot_id": boot_id})
 
 
 def _departed(device: Device, proof: DepartureProof, now: str) -> DepartedDevice:
@@ -139,6 +163,7 @@ def _departed(device: Device, proof: DepartureProof, now: str) -> DepartedDevice
         id=device.id,
         uuid=device.uuid,
         model=device.model,
+        mig_profile=device.mig.profile if device.mig is not None else "",
         vendor=device.vendor,
         serial=device.serial,
         pci_bus_id=device.pci_bus_id,
@@ -164,5 +189,6 @@ def _returned(departed: DepartedDevice) -> Device:
         serial=departed.serial,
         pci_bus_id=departed.pci_bus_id,
         boot_id=departed.boot_id,
+        mig=Mig(profile=departed.mig_profile) if departed.mig_profile else None,
         incidents=departed.incidents,
     )

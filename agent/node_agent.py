@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import structlog
 
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence, with_allocations
+from agent.heartbeat import HeartbeatWriter
 from agent.identities import LeaseLookup, assign
+from agent.inventory import MachineInventory
 from agent.kubelet import Kubelet, kubelet_url
 from agent.observation import MachineObserver, Observation
 from agent.pod_resources import plugin_names
 from agent.poll_schedule import PollSchedule, start_wait_seconds
-from agent.publishing import StatusWriter, send_heartbeat, stored_of
+from agent.publishing import StatusWriter, stored_of
 from agent.report import ReportContext, build_report, inventory_of, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
@@ -41,17 +42,6 @@ from atoll.kube.reflector import Reflector
 SEE_OWN_WRITE_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
-
-
-class _ListMetadata(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-
-
-class _Listing(msgspec.Struct):
-    metadata: _ListMetadata
-
-
-_decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +78,7 @@ class NodeAgent:
         self._clock = clock
         self._rng = rng
         self._writer = StatusWriter(client, node, clock=clock)
+        self._heartbeat = HeartbeatWriter(client, node, clock=clock, period_seconds=intervals.heartbeat_seconds)
         self._inventory = PodInventory()
         self._schedule = PollSchedule(intervals.poll_seconds, intervals.urgent_seconds)
         self._evidence: EvidenceReading | None = None
@@ -180,14 +171,18 @@ class NodeAgent:
         await self._wait_for_turn()
         await self._reports.run()
 
+    async def _synced(self) -> None:
+        """Wait until every collection was listed."""
+        for reflector in self.watches.values():
+            await reflector.synced.wait()
+
     async def _wait_for_turn(self) -> None:
         """Wait before the agent's first request to the API server."""
         await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._intervals.start_spread_seconds))
 
     async def keep_observing(self) -> None:
         """Look at the machine when due, and publish."""
-        for reflector in (self.pods, self._nodes, self._reports):
-            await reflector.synced.wait()
+        await self._synced()
         self._tried_at = self._clock.monotonic_seconds()
         backoff = Backoff(self._rng)
         while True:
@@ -209,12 +204,15 @@ class NodeAgent:
     async def observe_once(self) -> None:
         """Take one observation; publish it if it is new or owed. Raises KubeError.
 
-        One that began before the API server was restored is dropped: its position lies in a future that never was."""
+        It has a position in the watch of pods, or it would prove nothing. One that began before the API server was
+        restored is dropped: its position lies in a future that never was."""
+        await self._synced()
         schedule, rewinds_count = self._schedule, self._rewinds_count
         position = await self._position()
         inventory = self._inventory.with_pods(self.pods.by_uid.values(), position=position)
-        if not self.has_published and self._writer.stored_report is not None:
-            inventory = inventory.with_reported(pod.uid for pod in self._writer.stored_report.pods)
+        previous = self._writer.known_report
+        if not self.has_published and previous is not None:
+            inventory = inventory.with_reported(pod.uid for pod in previous.pods)
         self._inventory = inventory
         began_seconds = self._clock.monotonic_seconds()
         looking = self._observer.observe(release_reason=self._release_reason())
@@ -222,7 +220,7 @@ class NodeAgent:
         self._note_refusal()
         self.observation_seconds = self._clock.monotonic_seconds() - began_seconds
         self.observations_count += 1
-        previous = self._writer.stored_report
+        previous = self._writer.known_report
         evidence = collect_evidence(
             inventory,
             cgroups=observation.cgroups,
@@ -232,7 +230,7 @@ class NodeAgent:
             last_empty=self._evidence.empty if self._evidence else frozenset(),
             last_host=previous.host_uses if previous else (),
         )
-        report = await self._compose(observation, evidence, self._writer.known_report, position=position)
+        report = await self._compose(observation, evidence, previous, position=position)
         if rewinds_count != self._rewinds_count:
             return
         if self._writer.is_news(report) or schedule.must_publish(is_complete=evidence.is_complete):
@@ -243,18 +241,20 @@ class NodeAgent:
         self._remember(evidence, schedule)
 
     async def keep_heartbeat(self) -> None:
-        """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish stops renewing."""
-        await self._published.wait()
+        """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish stops renewing. After a
+        restore of the API server the report comes first."""
         intervals = self._intervals
         silent_after_seconds = max(3 * intervals.poll_seconds, intervals.heartbeat_seconds)
         backoff = Backoff(self._rng, base_seconds=1.0, max_seconds=intervals.heartbeat_seconds)
         while True:
+            await self._published.wait()
             seconds = intervals.heartbeat_seconds * (0.9 + 0.2 * self._rng.random())
             try:
                 if self.seconds_since_observation() <= silent_after_seconds:
-                    await send_heartbeat(
-                        self._client, self.node, clock=self._clock, period_seconds=intervals.heartbeat_seconds
-                    )
+                    if not await self._heartbeat.renew():
+                        log.error("Versions have gone back: etcd was restored, as the heartbeat shows")
+                        self._on_rewind()
+                        continue
                     backoff.reset()
             except KubeError as error:
                 seconds = min(seconds, backoff.next_seconds())
@@ -332,17 +332,13 @@ class NodeAgent:
         if self._wants_fresh_version:
             self._wants_fresh_version = False
             try:
-                self._fresh_version = await self._current_version()
+                selector = {"fieldSelector": f"spec.nodeName={self.node}"}
+                self._fresh_version = await self._client.current_version(paths.pods(), selector)
             except KubeError:
                 self._wants_fresh_version = True
                 raise
         watched = self.pods.resource_version
         return self._fresh_version if is_older(watched, self._fresh_version) else watched
-
-    async def _current_version(self) -> str:
-        """Current position of a list of this node's pods; the list itself is not needed."""
-        params: dict[str, str | int] = {"fieldSelector": f"spec.nodeName={self.node}", "limit": 1}
-        return _decode_listing(await self._client.get(paths.pods(), params=params)).metadata.resource_version
 
     async def _compose(
         self,
@@ -362,19 +358,20 @@ class NodeAgent:
             releases=self._writer.releases,
         )
         machine = observation.machine
-        known = inventory_of(previous, machine, context).ids
+        inventory = inventory_of(previous, machine, context)
         return build_report(
             machine,
-            ids=await self._ids(uuids_by_slot(machine), known=known),
+            ids=await self._ids(uuids_by_slot(machine), inventory),
             evidence=evidence,
             previous=previous,
             context=context,
         )
 
-    async def _ids(self, uuids: Sequence[str], *, known: dict[str, int]) -> dict[str, int]:
+    async def _ids(self, uuids: Sequence[str], inventory: MachineInventory) -> dict[str, int]:
         """Ids of the devices; Leases are read only if a new device needs an id."""
         leases: dict[int, str | None] = {}
-        while isinstance(step := assign(uuids, known=known, leases=leases), LeaseLookup):
+        known, free_from = inventory.ids, inventory.free_ids_from
+        while isinstance(step := assign(uuids, known=known, leases=leases, free_from=free_from), LeaseLookup):
             for device_id in step.ids:
                 leases[device_id] = await self._lease_uuid(device_id)
         return dict(step.ids)
@@ -421,11 +418,12 @@ class NodeAgent:
             self._request_report()
 
     def _on_rewind(self) -> None:
-        """The API server was restored: forget versions and the stored report, list again, and publish a report."""
+        """The API server was restored: forget versions and the stored object, list again, and publish a report."""
         self._rewinds_count += 1
         self._writer.forget()
+        self._published.clear()
         self._fresh_version = ""
-        for reflector in (self.pods, self._nodes, self._reports):
+        for reflector in self.watches.values():
             reflector.begin_anew()
         self._request_report()
 

@@ -5,6 +5,7 @@ hangs or crashes the library loses only its own remaining facts. While it stays 
 that one dead card does not cost every look its deadline.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent.sanitize import DEVICES_MAX, sanitize
 STEP_SECONDS: Final = 3.0
 SKIPPED_LOOKS_MAX: Final = 16
 """A silent device is asked at least once in this many looks."""
+DEVICE_FILES: Final = Path("/dev")
 LISTEN: Final = "listen"
 HANGS_OF_ONE: Final = 2
 """A device that hangs with this many others is the cause, not they."""
@@ -41,6 +43,7 @@ class NvmlBackend:
         step_seconds: float = STEP_SECONDS,
         boot_id_path: Path = BOOT_ID_PATH,
         pci_devices: Path = PCI_DEVICES,
+        device_files: Path = DEVICE_FILES,
     ) -> None:
         own = OwnDriver(Driver(library)) if library is not None else None
         self.steps: Steps = own or DriverWorker(step_seconds=step_seconds)
@@ -52,6 +55,7 @@ class NvmlBackend:
         self._is_closed = False
         self._boot_id_path = boot_id_path
         self._pci = PciTree(pci_devices)
+        self._device_files = device_files
 
     def read(self) -> MachineReading:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
@@ -61,7 +65,8 @@ class NvmlBackend:
         self._untold += self._events()
         worker = self._worker()
         facts = recognized([sanitize(self._asked_facts(index)) for index in range(count)], self._known)
-        if facts and all(one.get("fault") == UNKNOWN_ERROR and not one.get("uuid") for one in facts):
+        is_unknown = bool(facts) and all(one.get("fault") == UNKNOWN_ERROR and not one.get("uuid") for one in facts)
+        if is_unknown and (len(facts) > 1 or self._is_denied()):
             problem = f"{UNKNOWN_ERROR} for every device; the container may have lost access to them"
             raise ReadingFailed(self.driver, problem, is_refused=True)
         self._known |= {one["index"]: {key: one.get(key) for key in FACE} for one in facts if one.get("uuid")}
@@ -80,6 +85,11 @@ class NvmlBackend:
             slots_unseen=unseen,
             slots_removed=self._pci.slots_removed,
         )
+
+    def _is_denied(self) -> bool:
+        """Return whether this container may not use a device file that it has. Asks without opening, which may hang."""
+        files = self._device_files.glob("nvidia[0-9]*")
+        return any(not os.access(file, os.R_OK | os.W_OK) for file in files)
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
         """Make a reading of all facts and of the events since the last look."""

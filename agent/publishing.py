@@ -1,4 +1,4 @@
-"""Writes the report when it has news, and the heartbeat.
+"""Writes the report when it has news.
 
 A report is the smallest merge patch of the status subresource. The agent is the only writer of its node's status, so
 there is nothing to merge with. The object's uid fences a patch, so that it cannot land on a newly created successor.
@@ -15,7 +15,6 @@ from atoll.api import names
 from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.api.times import format_microtime
-from atoll.cluster.reports import SILENCE_PERIODS
 from atoll.kube import patches, paths
 from atoll.kube.cache import is_older
 from atoll.kube.client import ApiClient
@@ -25,7 +24,6 @@ from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 ATTEMPTS_MAX = 3
 DIFFERENCES_MAX = 2
 """The first may be due to an outdated state; what the second try lacks, the API server left out."""
-"""A heartbeat is stale after this many missed periods."""
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +73,7 @@ class StatusWriter:
         self._refused: tuple[GpuNodeStatusReport, GpuNodeStatusReport | None] | None = None
         self.stored: GpuNodeStatus | None = None
         self._last: GpuNodeStatusReport | None = None
+        self._before_restore: GpuNodeStatusReport | None = None
 
     @property
     def stored_report(self) -> GpuNodeStatusReport | None:
@@ -83,9 +82,10 @@ class StatusWriter:
 
     @property
     def known_report(self) -> GpuNodeStatusReport | None:
-        """The stored report; after somebody deleted the object, the last one known. Incidents end by their cures, and
-        ids stay with their cards, whatever becomes of the object."""
-        return self.stored_report or self._last
+        """The stored report; after somebody deleted the object, or the API server was restored and has an older one,
+        the last one known. Incidents end by their cures, and ids stay with their cards, whatever becomes of the
+        object."""
+        return self._before_restore or self.stored_report or self._last
 
     @property
     def releases(self) -> Mapping[str, str]:
@@ -93,8 +93,10 @@ class StatusWriter:
         return {one.uuid: one.time for one in self.stored.spec.releases} if self.stored is not None else {}
 
     def forget(self) -> None:
-        """Forget every report: the API server was restored, and what is known lies in a future that never was."""
-        self.stored = self._last = None
+        """Forget the stored object: the API server was restored and holds another. What the last report says of the
+        machine stays known until the next one is written."""
+        self._before_restore = self.known_report
+        self.stored = None
 
     def take(self, seen: GpuNodeStatus) -> None:
         """Store the object from an answer or the watch, unless it is older than the known one."""
@@ -140,6 +142,7 @@ class StatusWriter:
                 continue
             self._sequence = numbered.evidence.sequence
             self.take(stored_of(answer))
+            self._before_restore = None
             if self.stored_report == numbered:
                 return True
             differences += 1
@@ -162,22 +165,3 @@ class StatusWriter:
             answer = await self._client.get(paths.gpunodestatuses(self._node))
         self.stored = stored_of(answer)
         return self.stored
-
-
-async def send_heartbeat(client: ApiClient, node: str, *, clock: Clock, period_seconds: float) -> None:
-    """Renew or create the node's heartbeat Lease. Raises KubeError."""
-    spec = {
-        "holderIdentity": node,
-        "leaseDurationSeconds": max(1, round(SILENCE_PERIODS * period_seconds)),
-        "renewTime": format_microtime(clock.now()),
-    }
-    try:
-        await client.patch(paths.leases(names.HEARTBEAT_NAMESPACE, node), {"spec": spec}, retry=True)
-    except NotFound:
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": node, "namespace": names.HEARTBEAT_NAMESPACE},
-            "spec": spec,
-        }
-        await client.create(paths.leases(names.HEARTBEAT_NAMESPACE), lease)

@@ -18,9 +18,11 @@ from agent.links import nics_by_uuid, rows_by_uuid
 from agent.readings import DeviceFault, DeviceReading, LinksReading, MachineReading
 from atoll.api.node_status import (
     DEVICES_MAX,
+    GONE_MAX,
     Device,
     Evidence,
     Fabric,
+    FormerNode,
     GpuNodeStatusReport,
     Health,
     HealthState,
@@ -90,6 +92,8 @@ def build_report(
         observed_time=previous.observed_time if previous else None,
         devices=devices,
         departed=inventory.departed,
+        free_ids_from=inventory.free_ids_from,
+        former_nodes=_former_nodes(previous, context.node_uid),
         links=links,
         fabric=_fabric(reading, previous),
         pods=evidence.pods,
@@ -115,6 +119,16 @@ def build_report(
     )
 
 
+def _former_nodes(previous: GpuNodeStatusReport | None, node_uid: str) -> tuple[FormerNode, ...]:
+    """Return the Nodes that had the name before, with the one of the previous report if that was another."""
+    if previous is None:
+        return ()
+    known = [one for one in previous.former_nodes if one.node_uid != node_uid]
+    if node_uid and previous.node_uid not in {"", node_uid}:
+        known.append(FormerNode(node_uid=previous.node_uid, sequence=previous.evidence.sequence))
+    return tuple(known[-GONE_MAX:])
+
+
 def inventory_of(
     previous: GpuNodeStatusReport | None, reading: MachineReading, context: ReportContext
 ) -> MachineInventory:
@@ -137,7 +151,7 @@ def _devices(
         for uuid, device in record.items()
         if uuid not in seen and not is_instance(device)
     ]
-    devices = whole + instance_devices(reading, whole, ids=ids, record=record, now=now)
+    devices = whole + instance_devices(reading, whole, ids=ids, record=record, now=now, boot_id=context.boot_id)
     return tuple(sorted(devices, key=lambda device: device.id)[:DEVICES_MAX])
 
 

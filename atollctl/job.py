@@ -139,14 +139,13 @@ def _parsed(file: Path, settings: "RenderSettings") -> "ParsedJob":
     """Read one job and report all its faults. Ends the command if the file cannot be read."""
     from atoll.jobs.documents import parse_job
     from atoll.ml.document import BYTES_MAX
-    from atoll.ml.policy import MlPolicy
 
     try:
         with file.open("rb") as stream:
             data = stream.read(BYTES_MAX + 1)
     except OSError as error:
         _refuse(f"cannot read the job: {sentence(error)}")
-    parsed = parse_job(data, MlPolicy(checkpoint_prefixes=settings.checkpoint_prefixes))
+    parsed = parse_job(data, settings.policy())
     for problem in parsed.problems:
         typer.echo(plain(f"{file}: {problem}"), err=True)
     return parsed

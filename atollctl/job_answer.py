@@ -4,7 +4,7 @@ Quotas are not checked: Kueue holds a job that exceeds them before any of this c
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,14 @@ from atoll.explain.gang_decision import index_gangs
 from atoll.explain.gang_explanation import GangExplanation, explain_gang
 from atoll.explain.simulation import Simulation, simulate
 from atoll.explain.snapshot import ClusterSnapshot
+from atoll.jobs.fitting import workers_of
 from atoll.jobs.model import Job
 from atoll.jobs.profiles import patterns_of, profile_of
 from atoll.jobs.rendering import Rendered
 from atoll.jobs.selection import KnownNode
 from atoll.jobs.words import PRIORITY_VALUES, DeploymentType
 from atoll.ml.attributes import ModelRegistry
-from atoll.ml.capabilities import WorkerCapability, capability_of
+from atoll.ml.capabilities import WorkerCapability
 from atoll.ml.matching import MatchInput, impossible_tpu, rank, score, unmet
 from atollctl.explain_text import gang_lines, lines
 from atollctl.manifests import BUILT_IN, shaped, sort_documents
@@ -69,17 +70,7 @@ class JobAnswer:
 
 def known_nodes(found: ClusterSnapshot) -> tuple[KnownNode, ...]:
     """Return the nodes with their labels and hardware, by the names used in rules."""
-    return tuple(KnownNode(worker.worker_id, worker.labels) for worker in _workers(found))
-
-
-def _workers(found: ClusterSnapshot) -> tuple[WorkerCapability, ...]:
-    """Return what the nodes offer, with the models that their pods tell of."""
-    reports, told = {one.metadata.name: one for one in found.reports}, dict[str, list[Mapping[str, str]]]()
-    for pod in found.pods:
-        told.setdefault(pod.spec.node_name, []).append(pod.metadata.annotations)
-    return tuple(
-        capability_of(node, reports.get(node.metadata.name), told.get(node.metadata.name, ())) for node in found.nodes
-    )
+    return tuple(KnownNode(worker.worker_id, worker.labels) for worker in workers_of(found))
 
 
 def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespace: str, file: Path) -> JobAnswer:
@@ -92,7 +83,7 @@ def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespac
     scene = index_snapshot(found)
     waits = bool(wanted.gangs) and any(one.allocation is None for one in simulation.outcomes)
     gang = _waiting_gang(found, asking, wanted.gangs[0]) if waits else None
-    return JobAnswer(job, rendered, simulation, scene, gang, hints, _workers(found))
+    return JobAnswer(job, rendered, simulation, scene, gang, hints, workers_of(found))
 
 
 def _with_priorities(found: ClusterSnapshot, rendered: Rendered) -> tuple[ClusterSnapshot, tuple[str, ...]]:

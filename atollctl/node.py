@@ -21,7 +21,7 @@ from atoll.api.node_status import GONE_MAX, GoneMachine, GpuNodeStatus
 from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease, parse_lease
-from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, phase_of, sequence_of, sign_of_life
+from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, newest_sequence, phase_of, sign_of_life
 from atoll.cluster.objects import Lease, Node, decode_lease, decode_node
 from atoll.cluster.reports import silence_seconds_max
 from atoll.kube import patches, paths
@@ -139,7 +139,7 @@ def declaration_of(
         reason=reason[:256],
         by=by[:256],
         time=format_microtime(now),
-        sequence=sequence_of(node_uid, facts),
+        sequence=newest_sequence(facts),
         forget=forget,
     )
 

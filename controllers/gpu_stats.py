@@ -47,7 +47,7 @@ class GpuStatsPublisher:
         if now_seconds - self._at_seconds < FRESH_SECONDS or not self._mirror.is_ready():
             return
         self._at_seconds = now_seconds
-        self._set_gauges(gpu_stats_of(self._mirror.ledger, now_seconds))
+        self._set_gauges(gpu_stats_of(self._mirror.ledger, now_seconds, gone=self._gone()))
         phases = self._count_phases(now_seconds)
         self._machines.tell({(str(phase),): phases[phase] for phase in MachinePhase})
 
@@ -61,6 +61,11 @@ class GpuStatsPublisher:
         self._unreadable.set(stats.leases_unreadable)
         self._silent.set(stats.silent_nodes)
         self._unknown.set(stats.uses_unknown)
+
+    def _gone(self) -> set[str]:
+        """Return the nodes without Node and heartbeat, of which only a report is kept."""
+        present = {name for _, name in self._mirror.nodes.store} | {name for _, name in self._mirror.heartbeats.store}
+        return set(self._mirror.reports) - present
 
     def _count_phases(self, now_seconds: float) -> Counter[MachinePhase]:
         """Count the machines that have a report, a heartbeat or Leases, by phase."""

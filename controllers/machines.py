@@ -1,7 +1,8 @@
 """Machines that are gone: deletes what a deleted Node leaves behind, and acts on declarations that a machine is gone.
 
 Report and heartbeat of a name without a Node are deleted after a grace time, measured by our own clock from when the
-Node was first missed, if the agent is silent. Leases stay: this frees no GPU. A declaration that a machine is gone for
+Node was first missed, if the agent is silent. A report with cordons or XIDs that are open is kept: no agent could find
+them out again when the machine comes back. Leases stay: this frees no GPU. A declaration that a machine is gone for
 good frees the GPUs of pods that left it, through the release, which asks this module. An agent is silent if we have
 not seen its heartbeat change for long enough; no other machine's clock counts. Keys are node names.
 """
@@ -14,7 +15,8 @@ import structlog
 
 from atoll.api import names
 from atoll.api.node_status import GoneMachine
-from atoll.cluster.machine_life import MachineFacts, declaration_on, is_out_of_service
+from atoll.cluster.health import must_be_remembered
+from atoll.cluster.machine_life import MachineFacts, declaration_on, is_out_of_service, newest_sequence
 from atoll.cluster.objects import Lease
 from atoll.cluster.release import PodTermination
 from atoll.cluster.reports import silence_seconds_max
@@ -29,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 RECHECK_SECONDS = 15.0
 FREEING_SECONDS = 2.0
+UNHEARD_SECONDS = 2.0
 
 
 class MachineDeclarations:
@@ -46,7 +49,8 @@ class MachineDeclarations:
         return self.silent_in_seconds(node) > 0
 
     def silent_in_seconds(self, node: str) -> float:
-        """Return the seconds until the agent counts as silent; 0 or less if it already does."""
+        """Return the seconds until the agent counts as silent; 0 or less if it already does. Silence is what our watch
+        has shown: while it says nothing itself, a renewal may be on its way, however short the agent's period is."""
         beat = self._heartbeat(node)
         if beat is None:
             self._renewals.pop(node, None)
@@ -56,7 +60,9 @@ class MachineDeclarations:
         if renewed != beat.spec.renew_time:
             since = now
         self._renewals[node] = (beat.spec.renew_time, since)
-        return since + silence_seconds_max(beat) - now
+        silent_at = since + silence_seconds_max(beat)
+        heard_at = now - self._context.mirror.heartbeats.seconds_since_heard()
+        return silent_at - now if now < silent_at or heard_at >= silent_at else UNHEARD_SECONDS
 
     def facts(self, node: str) -> MachineFacts:
         """Return the facts about the machine with this name."""
@@ -69,9 +75,10 @@ class MachineDeclarations:
 
     def applied(self, termination: PodTermination) -> PodTermination:
         """Return the termination with the declaration for its machine. A report that is known to come from that
-        machine, under any uid, overrides a declaration while its agent is alive."""
+        machine, under any uid, overrides earlier declarations, and every declaration while its agent is alive."""
         declaration = self.on(termination.node, termination.node_uid)
-        is_contradicted = termination.is_of_machine and self.is_heard(termination.node)
+        has_reported = declaration is not None and newest_sequence(self.facts(termination.node)) > declaration.sequence
+        is_contradicted = termination.is_of_machine and (has_reported or self.is_heard(termination.node))
         return replace(termination, is_declared=declaration is not None and not is_contradicted)
 
     def follow(self, nodes: Iterable[str]) -> None:
@@ -169,10 +176,11 @@ class MachineReconciler:
         return status.status.node_uid if status is not None and status.status is not None else ""
 
     def _frees_yet(self, node: str, declaration: GoneMachine) -> bool:
-        """Return whether Leases still wait to be freed by the declaration, which is deleted with the report."""
-        mirror = self._context.mirror
-        held = (r for r in mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, declaration.node_uid))
-        return any(record.holder.uid not in mirror.pods.by_uid for record in held)
+        """Return whether Leases still wait to be freed by the declaration, which is deleted with the report. Pods that
+        are there now may be deleted a moment later: Kubernetes does that itself once the Node is gone."""
+        leases = self._context.mirror.ledger.leases.values()
+        held = (record for record in leases if (record.node, record.node_uid) == (node, declaration.node_uid))
+        return any(not record.holder.is_reservation for record in held)
 
     def _record(self, node: str, declaration: GoneMachine, *, count: int) -> None:
         who, machine = declaration.by or "somebody", f"machine {declaration.node_uid} of node {node}"
@@ -204,10 +212,10 @@ class MachineReconciler:
         else:
             return RECHECK_SECONDS
         beat = mirror.heartbeats.store.get((names.HEARTBEAT_NAMESPACE, node))
-        status = mirror.reports.get(node)
+        status, keeps_report = mirror.reports.get(node), self._keeps_report(node)
         traces = (
             (paths.leases(names.HEARTBEAT_NAMESPACE, node), beat.metadata if beat is not None else None),
-            (paths.gpunodestatuses(node), status.metadata if status is not None else None),
+            (paths.gpunodestatuses(node), status.metadata if status is not None and not keeps_report else None),
         )
         for path, metadata in traces:
             if metadata is None:
@@ -226,18 +234,26 @@ class MachineReconciler:
             if declaration is not None
             else f"it has had no Node for {self._forget_after_seconds:.0f} s"
         )
-        log.warning("Forgot a node", node=node, why=who)
+        what = "heartbeat (its report stays, with cordons or XIDs) was" if keeps_report else "report and heartbeat were"
+        log.warning("Forgot a node", node=node, why=who, keeps_report=keeps_report)
         self._context.events.record(
             node_reference(node),
             reason=names.REASON_MACHINE_FORGOTTEN,
-            note=f"report and heartbeat of node {node} were deleted: {who}; GPUs in doubt stay in doubt",
+            note=f"{what} of node {node} deleted: {who}; GPUs in doubt stay in doubt",
             action="Forget",
         )
         return None
 
     def _has_traces(self, node: str) -> bool:
         mirror = self._context.mirror
-        return node in mirror.reports or (names.HEARTBEAT_NAMESPACE, node) in mirror.heartbeats.store
+        has_report = node in mirror.reports and not self._keeps_report(node)
+        return has_report or (names.HEARTBEAT_NAMESPACE, node) in mirror.heartbeats.store
+
+    def _keeps_report(self, node: str) -> bool:
+        """Return whether the report must outlive its Node: nobody said that this machine never comes back."""
+        status = self._context.mirror.reports.get(node)
+        declaration = self._declarations.on(node, self._reports_of(node))
+        return status is not None and must_be_remembered(status) and not (declaration and declaration.forget)
 
     def _has_declaration(self, node: str) -> bool:
         status = self._context.mirror.reports.get(node)

@@ -7,7 +7,7 @@ Lease, keep the mirror and the pod terminations up to date, so that a take-over 
 import asyncio
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -73,7 +73,8 @@ PREEMPTION_DELAY_SECONDS = 0.1
 
 @dataclass(slots=True)
 class ControllerManager:
-    """What lives as long as the process. `loops` are those of the current term; empty for a standby."""
+    """What lives as long as the process. `loops` are those of the current term; empty for a standby. `restored`: set
+    when the API server was restored from a backup; the leader then builds everything of its term anew."""
 
     settings: ControllersSettings
     clock: SystemClock
@@ -84,6 +85,7 @@ class ControllerManager:
     elector: LeaderElector
     identity: str
     loops: tuple[Loop[Any], ...] = ()
+    restored: asyncio.Event = field(default_factory=asyncio.Event)
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change of the mirror: memory first, then whoever may act on it."""
@@ -151,6 +153,7 @@ def build_manager(
         settings, clock, client, mirror, PodTerminations(mirror), controller_metrics(metrics), elector, identity
     )
     mirror.on_change(process.observe)
+    mirror.on_rewind(process.restored.set)
     return process
 
 
@@ -176,7 +179,18 @@ async def lead_term_by_term(process: ControllerManager) -> None:
 
 
 async def _lead(process: ControllerManager) -> None:
-    """One term of leadership."""
+    """One term of leadership, with a new memory whenever the API server was restored: whatever reconcilers remember is
+    ordered by versions that have gone back."""
+    while True:
+        process.restored.clear()
+        await _until_first(_reconcile(process), process.restored.wait())
+        if not process.restored.is_set():
+            return
+        log.warning("Reconciling anew, since the API server was restored")
+
+
+async def _reconcile(process: ControllerManager) -> None:
+    """Run all reconcilers, built anew."""
     settings, clock = process.settings, process.clock
     await process.mirror.synced()
     freeze_garbage()
@@ -240,7 +254,7 @@ def build_loops(
         Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
-        Loop(StrandedReconciler(context, evicts=settings.stranded_pods == "evict"), clock, metrics),
+        Loop(_stranded(context, settings), clock, metrics),
         Loop(machines, clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
@@ -251,6 +265,11 @@ def build_loops(
         *((Loop(StartTaintReconciler(context, settings.start_taint), clock, metrics),) if settings.start_taint else ()),
         *(_gang_loops(context, cache) if cache is not None else ()),
     )
+
+
+def _stranded(context: Context, settings: ControllersSettings) -> StrandedReconciler:
+    evicts, after_seconds = settings.stranded_pods == "evict", settings.stranded_after_seconds
+    return StrandedReconciler(context, evicts=evicts, after_seconds=after_seconds)
 
 
 def _gang_cache(context: Context, settings: ControllersSettings) -> GangCache:

@@ -167,6 +167,8 @@ class ControllersSettings(Settings):
     stranded_pods: Literal["evict", "tell"] = "evict"
     """What to do with a pod that is not Ready and whose GPUs are gone, so that it cannot start again. evict: evict it,
     its owner creates a new one. tell: only an event and the audit report it."""
+    stranded_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
+    """How long the GPUs of a pod must be away before that: after a boot the MIG layout may be made again."""
     forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
     """How long after its Node is gone a silent node's report and heartbeat are deleted. GPUs in doubt stay in doubt."""
     page: PageSettings = PageSettings()

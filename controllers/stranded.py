@@ -1,8 +1,9 @@
 """Reports pods whose GPUs are gone from their machine, and evicts those that cannot start again.
 
 After the eviction the owner creates a new pod, which gets GPUs that exist. `stranded_pods: tell` leaves that to people.
-A pod that is still Ready only gets an event. Disruption budgets may delay the eviction. The GPUs are released like
-those of any pod that ends. Keys are pod uids.
+A pod that is still Ready only gets an event. Both happen once the GPUs have been away for a while, because a driver or
+whoever makes MIG instances may need some time after a boot. Disruption budgets may delay the eviction. The GPUs are
+released like those of any pod that ends. Keys are pod uids.
 """
 
 from collections.abc import Iterable
@@ -29,9 +30,11 @@ class StrandedReconciler:
 
     name = "stranded"
 
-    def __init__(self, context: Context, *, evicts: bool) -> None:
+    def __init__(self, context: Context, *, evicts: bool, after_seconds: float) -> None:
         self._context = context
         self._evicts = evicts
+        self._after_seconds = after_seconds
+        self._since: dict[str, float] = {}
         self._told: dict[str, tuple[str, ...]] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
@@ -58,6 +61,10 @@ class StrandedReconciler:
         if pod is None or not self._seems_stranded(uid):
             self._forget(uid)
             return None
+        now = self._context.clock.monotonic_seconds()
+        left_seconds = self._since.setdefault(uid, now) + self._after_seconds - now
+        if left_seconds > 0:
+            return left_seconds
         live = (await look_up(self._context.api, pods.holder_of(pod))).pod
         if live is None or live.metadata.deletion_timestamp is not None:
             return None
@@ -76,6 +83,7 @@ class StrandedReconciler:
         return bool(gone_gpus(pod, mirror.reports.get(pod.spec.node_name)))
 
     def _forget(self, uid: str) -> None:
+        self._since.pop(uid, None)
         if self._told.pop(uid, None) is not None:
             self._context.metrics.stranded_pods.set(len(self._told))
 

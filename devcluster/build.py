@@ -97,9 +97,10 @@ def ensure_s3(*, cache: Path | None = None, report: Report = report_to_stderr) -
     return _ensure([s3_program()], cache=cache or cache_root(), report=report)["versitygw"]
 
 
-def ensure_owners(*, cache: Path | None = None, report: Report = report_to_stderr) -> Binaries:
-    """Return the operators that own pods of gangs; build missing ones. Raises BuildError."""
-    return Binaries(paths=_ensure(owner_programs(), cache=cache or cache_root(), report=report))
+def ensure_owner(name: str, *, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
+    """Return an operator that owns pods of gangs; build it if missing. Raises BuildError."""
+    rows = [row for row in owner_programs() if row.name == name]
+    return _ensure(rows, cache=cache or cache_root(), report=report)[name]
 
 
 def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
@@ -240,7 +241,8 @@ def main(arguments: list[str]) -> int:
         if s3:
             ensure_s3()
         if owners:
-            ensure_owners()
+            for row in owner_programs():
+                ensure_owner(row.name)
         for version in versions:
             binaries = ensure_binaries(version, kwok=kwok, nvidia=True, kueue=kueue)
             report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")

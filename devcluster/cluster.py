@@ -124,15 +124,24 @@ class DevCluster:
             raise ClusterStateError(_not_running(name))
         return cls(state.read_record(folder), launched=None)
 
-    def restart_control_plane(self, between: Callable[[], object]) -> None:
+    def restart_control_plane(self, between: Callable[[], object], *, raise_versions_by: int = 0) -> None:
         """Kill controller manager, API server and etcd, call `between`, and start them again; wait until the API server
-        is ready. kube-scheduler may end meanwhile, having lost its leadership; kubelets are left alone."""
+        is ready. kube-scheduler may end meanwhile, having lost its leadership; kubelets are left alone.
+        raise_versions_by: how many versions pass before the API server starts."""
         for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
             self._kill(name)
         between()
+        if raise_versions_by:
+            self._raise_versions(raise_versions_by)
         self._authority = control_plane.authority(self.layout)
         self.api.reload()
         self._start_control_plane()
+
+    def _raise_versions(self, count: int) -> None:
+        self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
+        self._spawn_part("etcd-writer", [sys.executable, "-m", "devcluster.etcd_writer", str(count)])
+        self.wait_exit("etcd-writer")
+        self._kill("etcd")
 
     def stop(self) -> None:
         """Stop the cluster and remove all its files; does nothing if it has ended already."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.build import ensure_binaries
-from devcluster.operators import Operator
+from devcluster.operators import OperatorProcess
 from devcluster.programs import KUEUE
 
 
-class Kueue(Operator):
+class Kueue(OperatorProcess):
     """Kueue on one cluster."""
 
     name = "kueue"

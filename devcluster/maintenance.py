@@ -40,11 +40,12 @@ def back_up_etcd(cluster: DevCluster, folder: Path) -> None:
     cluster.restart_control_plane(lambda: shutil.copytree(cluster.layout.etcd, folder))
 
 
-def restore_etcd(cluster: DevCluster, folder: Path) -> None:
-    """Put a copy back: everything that was written since is lost, and versions go back."""
+def restore_etcd(cluster: DevCluster, folder: Path, *, raise_versions_by: int = 0) -> None:
+    """Put a copy back: everything that was written since is lost, and versions go back, unless they are raised past
+    those that clients have seen."""
 
     def between() -> None:
         shutil.rmtree(cluster.layout.etcd)
         shutil.copytree(folder, cluster.layout.etcd)
 
-    cluster.restart_control_plane(between)
+    cluster.restart_control_plane(between, raise_versions_by=raise_versions_by)

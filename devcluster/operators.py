@@ -31,7 +31,7 @@ _LEFT_OUT = ("Deployment", "ConfigMap", "APIService")
 """Omitted: our process replaces the Deployment, and the aggregated API for queues needs its own certificates."""
 
 
-class Operator:
+class OperatorProcess:
     """An operator on one cluster. Subclasses say where it comes from and how its process is called."""
 
     name: ClassVar[str]
@@ -66,6 +66,10 @@ class Operator:
         """Return the arguments of the process."""
         raise NotImplementedError
 
+    def adapt(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a shipped object as it is applied."""
+        return body
+
     def environment(self) -> Mapping[str, str]:
         """Return what the process gets beside this process's environment."""
         return {}
@@ -76,13 +80,14 @@ class Operator:
         `settings` replaces parts of the configuration, such as Kueue's {"waitForPodsReady": {...}}.
         """
         program = self.program()
-        objects = list(fit_for_a_process(self._shipped_manifests(program.parent)))
+        self.folder.mkdir(exist_ok=True)
+        objects = [self.adapt(body) for body in fit_for_a_process(self._shipped_manifests(program.parent))]
         if self.webhook_service:
             objects.append(self._endpoints(self.cluster.layout.network))
         done = self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(objects))
         if done.returncode != 0:
             raise DevclusterError(f"cannot apply the manifests of {self.title}:\n{done.stderr.strip()}")
-        self.folder.mkdir(exist_ok=True)
+        self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
         made = self.configuration(settings or {})
         if made is not None:
             (self.folder / "config.yaml").write_text(yaml.safe_dump(made))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from devcluster.build import ensure_owners
-from devcluster.operators import Operator
+from devcluster.build import ensure_owner
+from devcluster.certificates import Subject
+from devcluster.control_plane import authority
+from devcluster.operators import OperatorProcess
 from devcluster.programs import JOBSET, KUBERAY, LWS, MPI_OPERATOR
 
 _CONTAINERS = {"spec": {"containers": [{"name": "probe", "image": "probe"}]}}
@@ -18,21 +22,40 @@ def _probe(api: str, plural: str, kind: str, spec: Mapping[str, Any]) -> tuple[s
     return f"/apis/{api}/namespaces/default/{plural}", body
 
 
-class _Owners(Operator):
+class _Owners(OperatorProcess):
     """What these operators share."""
 
     module_folder = "owners"
 
     def program(self) -> Path:
         """Return the program; build it if missing. Raises BuildError."""
-        return ensure_owners()[self.name]
+        return ensure_owner(self.name)
 
 
 class _WithWebhooks(_Owners):
-    """Operators with a configuration file and webhooks, made from one template."""
+    """Operators with a configuration file and webhooks, made from one template.
+
+    They wait for a certificate of their own in a fixed folder; the cluster's authority issues one instead.
+    """
 
     config_api: ClassVar[str]
     health_port: ClassVar[int]
+
+    def install(self, *, settings: Mapping[str, Any] | None = None) -> None:
+        """Issue the certificate, then install. Raises DevclusterError."""
+        name = f"{self.webhook_service}.{self.namespace}.svc"
+        pair = authority(self.cluster.layout).issue(self.name, Subject(name, dns_names=(name,)))
+        self.folder.mkdir(exist_ok=True)
+        shutil.copy(pair.certificate, self.folder / "tls.crt")
+        shutil.copy(pair.key, self.folder / "tls.key")
+        super().install(settings=settings)
+
+    def adapt(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a shipped object; the API server trusts the cluster's authority for the webhooks."""
+        bundle = base64.b64encode(authority(self.cluster.layout).pair.certificate.read_bytes()).decode()
+        for webhook in body.get("webhooks", ()):
+            webhook["clientConfig"]["caBundle"] = bundle
+        return body
 
     def arguments(self, kubeconfig: Path) -> tuple[str, ...]:
         """Return the arguments of the process."""
@@ -48,11 +71,7 @@ class _WithWebhooks(_Owners):
             "metrics": {"bindAddress": "0"},
             "health": {"healthProbeBindAddress": f"127.0.0.1:{self.health_port}"},
             "leaderElection": {"leaderElect": False},
-            "internalCertManagement": {
-                "enable": True,
-                "webhookServiceName": self.webhook_service,
-                "webhookSecretName": self.webhook_secret,
-            },
+            "internalCertManagement": {"enable": False},
             **settings,
         }
 
@@ -66,7 +85,6 @@ class JobSet(_WithWebhooks):
     namespace = "jobset-system"
     account = "jobset-controller-manager"
     webhook_service = "jobset-webhook-service"
-    webhook_secret = "jobset-webhook-server-cert"  # noqa: S105 - the name of a Secret
     webhook_port = 9553
     health_port = 9554
     config_api = "config.jobset.x-k8s.io/v1alpha1"
@@ -87,7 +105,6 @@ class LeaderWorkerSet(_WithWebhooks):
     namespace = "lws-system"
     account = "lws-controller-manager"
     webhook_service = "lws-webhook-service"
-    webhook_secret = "lws-webhook-server-cert"  # noqa: S105 - the name of a Secret
     webhook_port = 9563
     health_port = 9564
     config_api = "config.lws.x-k8s.io/v1alpha1"

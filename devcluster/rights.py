@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import yaml
 
+from atoll.api import names
 from atoll.kube import paths
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ PAGE: Final = ROOT / "docs" / "rights.md"
 PACKAGES: Final = {
     "atoll-agent": ("agent",),
     "atoll-controllers": ("controllers", "atoll/kube"),
+    "atoll-jobs": ("jobs", "atoll/kube"),
     "atoll-scheduler": ("extender", "atoll/kube"),
     "atoll-webhook": ("webhook", "atoll/kube"),
 }
@@ -35,8 +37,24 @@ PACKAGES: Final = {
 ELSEWHERE: Final = {
     ("nodes/pods", "get"): ("agent/kubelet.py", "fetch"),
     ("leases.coordination.k8s.io", "update"): ("deploy/scheduler/config.yaml", "leaderElection"),
+    ("atoll-jobs in atoll-system", "get"): ("atoll/kube/election.py", "LeaderElector._try_acquire"),
+    ("atoll-jobs in atoll-system", "patch"): ("atoll/kube/election.py", "LeaderElector._write"),
+    ("jobs.batch", "watch"): ("jobs/following.py", "JobFollower.__init__"),
+    ("deployments.apps", "watch"): ("jobs/following.py", "JobFollower.__init__"),
+    ("workloads.kueue.x-k8s.io", "list"): ("jobs/cluster.py", "JobCluster._quota"),
+    ("pods/exec", "get"): ("jobs/pod_exec.py", "PodExec.run"),
+    ("pods/exec", "create"): ("jobs/pod_exec.py", "PodExec.run"),
+    ("pods/log", "get"): ("jobs/pod_logs.py", "PodLogs.read"),
 }
-"""What the API server checks for others: the kubelet for its own door, kube-scheduler's leader election."""
+"""By resource or role, and verb: what the API server checks for others, the kubelet for its own door and
+kube-scheduler's leader election; and calls that show no path or no method, such as streams."""
+TABLES: Final = {
+    "jobs/cluster.py": ("JobCluster", ("get", "list", "create", "delete")),
+    "jobs/queue_cluster.py": ("QueueCluster", ("list", "create", "patch", "delete")),
+}
+"""Classes that do all of that to each kind of their module's table of kinds."""
+JOBS: Final = ROOT / "deploy" / "chart" / "templates" / "jobs-rights.yaml"
+"""The roles of the job service, which only the chart has."""
 METHODS: Final = {name: {name} for name in ("get", "list", "create", "patch", "delete")}
 """Verbs by the method of a client."""
 FUNCTIONS: Final = {"read_live": {"get"}, "watch": {"list", "watch"}, "Reflector": {"list", "watch"}}
@@ -44,9 +62,9 @@ TEXTS: Final = {"POST": {"create"}, "PATCH": {"patch"}, "DELETE": {"delete"}, "G
 TEXT: Final = """# Rights
 
 Every verb that a role grants to a part of Atoll, and a function that needs it. `python -m devcluster.rights` generates
-the table from the roles in `deploy/rbac/` and the source code, and fails for a verb that no function needs, so that no
-right outlives its use. Not listed: Kubernetes' own roles of a scheduler, which kube-scheduler needs, and the roles for
-[people](security.md#identities).
+the table from the roles in `deploy/rbac/`, that of the job service in the chart, and the source code. It fails for a
+verb that no function needs, so that no right outlives its use. Not listed: Kubernetes' own roles of a scheduler, which
+kube-scheduler needs, and the roles for [people](security.md#identities).
 
 | Role | Resource | Verbs | File | Function |
 |---|---|---|---|---|
@@ -82,7 +100,8 @@ class Use:
 
 def grants(roles: Path = ROOT / "deploy" / "rbac") -> list[Grant]:
     """Return what the roles grant to parts of Atoll, in the order of the files."""
-    objects = [body for path in sorted(roles.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text())]
+    texts = [*(path.read_text() for path in sorted(roles.glob("*.yaml"))), _with_all_values(JOBS.read_text())]
+    objects = [body for text in texts for body in yaml.safe_load_all(text)]
 
     def identity(body: dict[str, Any], name: str, kind: str) -> tuple[str, str, str]:
         return kind, name, body["metadata"].get("namespace", "")
@@ -108,12 +127,29 @@ def grants(roles: Path = ROOT / "deploy" / "rbac") -> list[Grant]:
     return found
 
 
+def _with_all_values(template: str) -> str:
+    """Return a template of the chart with every part that a value turns on, and without the values."""
+    return "".join(line for line in template.splitlines(keepends=True) if "{{" not in line)
+
+
 def uses(folder: Path, *, root: Path = ROOT) -> Iterator[Use]:
     """Yield what the functions of a package need."""
     for file in sorted(folder.rglob("*.py")):
         module = _Module(ast.parse(file.read_text(encoding="utf-8")))
         for function, resource, verb in module.uses():
             yield Use(str(file.relative_to(root)), function, resource, verb)
+    for name, (function, verbs) in TABLES.items():
+        if folder == root / Path(name).parent:
+            for resource in _listed((root / name).read_text(encoding="utf-8")):
+                yield from (Use(name, function, resource, verb) for verb in verbs)
+
+
+def _listed(module: str) -> Iterator[str]:
+    """Yield the resources of a module's table {kind: (version of the API, plural)}."""
+    known = {"names.API_VERSION": names.API_VERSION, "KUEUE_API": "kueue.x-k8s.io/v1beta2"}
+    for version, plural in re.findall(r'"\w+": \(("?[\w./-]+"?), "(\w+)"\)', module):
+        group, _, rest = known.get(version, version.strip('"')).partition("/")
+        yield _named(group if rest else "", plural, "")
 
 
 class _Module:
@@ -257,7 +293,8 @@ def rendered(granted: list[Grant]) -> str:
             for use in known[package]
             if (use.resource, use.verb) == (grant.resource, grant.verb)
         )
-        place = next(found, None) or ELSEWHERE.get((grant.resource, grant.verb))
+        elsewhere = ELSEWHERE.get((grant.resource, grant.verb)) or ELSEWHERE.get((grant.role, grant.verb))
+        place = next(found, None) or elsewhere
         if place is None:
             raise UnneededRight(f"{grant.role} may {grant.verb} {grant.resource}, and no function needs it: remove it")
         rows.append((grant.role, grant.resource, place, grant.verb))

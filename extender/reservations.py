@@ -300,7 +300,6 @@ async def unreserve(client: ApiClient, clock: Clock, attempt: BindAttempt, *, ke
     """
     surplus, unsure = attempt.created - keep, attempt.unanswered - keep - attempt.adopted
     attempt.created -= surplus
-    attempt.unanswered -= unsure
     records = [attempt.leases.pop(name) for name in sorted(surplus)]
     await asyncio.gather(
         *(_persist(clock, attempt, record.lease_name, partial(_delete, client, record)) for record in records),

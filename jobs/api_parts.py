@@ -17,7 +17,7 @@ from jobs.authentication import Authenticator, NotIdentified
 from jobs.chooser import ClusterChooser
 from jobs.cluster_store import list_clusters
 from jobs.database import Database
-from jobs.limits import UserLimits
+from jobs.limits import RateLimits
 from jobs.pod_exec import CommandRunner
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
@@ -49,7 +49,9 @@ class ApiParts:
     prices: PriceTable
     secrets: SecretBox | None
     audit: AuditTrail
-    limits: UserLimits
+    limits: RateLimits
+    queue_limits: RateLimits
+    """Of submissions with GPUs, by queue."""
     logs: LogReader
     commands: CommandRunner
     links: ApiLinks

@@ -18,7 +18,6 @@ from atoll.jobs.needs import Needs
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, JobState
-from atoll.ml.policy import MlPolicy
 from jobs.errors import JobEnded
 from jobs.problems import invalid
 from jobs.records import JobRecord
@@ -69,7 +68,7 @@ def changed_job(
     if JobState(record.state) in ENDED:
         raise JobEnded(record.name, record.state)
     document = changes.merged(record.document)
-    parsed = parse_job(json.dumps(document).encode(), MlPolicy(checkpoint_prefixes=rendering.checkpoint_prefixes))
+    parsed = parse_job(json.dumps(document).encode(), rendering.policy())
     if parsed.job is None:
         raise invalid(parsed.problems)
     parts = {name: getattr(parsed.job, name) for name in ("policy", "intent", "labels")}

@@ -13,7 +13,7 @@ from atoll.api import job_names, names
 from atoll.cluster.quantities import parse_amount
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
-from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of
+from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of, workers_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import Rendered
@@ -22,6 +22,8 @@ from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError, NotFound
 from atoll.kube.snapshots import read_snapshot
+from atoll.ml.attributes import Accelerator, MlAttributes
+from atoll.ml.matching import impossible_tpu
 from jobs.cluster_store import ClusterState, list_clusters, running_jobs
 from jobs.database import Database
 from jobs.links import ClusterLinks, told
@@ -81,6 +83,14 @@ class ClusterChooser:
         clusters = await self._database.read(list_clusters)
         offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace) for one in clusters))
         return choose_cluster(wish, offers)
+
+    async def impossible(self, cluster: RegisteredCluster, attributes: MlAttributes) -> str:
+        """Return why the cluster, however idle, has no TPU slice for a job; empty if it has one, for other jobs, and
+        while the cluster does not answer."""
+        if attributes.accelerator is not Accelerator.TPU:
+            return ""
+        found, _ = await looked_at(cluster, self._source)
+        return impossible_tpu(attributes, workers_of(found)) if found is not None else ""
 
     async def _offer(self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str) -> ClusterOffer:
         base = ClusterOffer(

@@ -39,7 +39,7 @@ CLUSTER: Final = CLUSTERS + "/{cluster}"
 CLUSTERS_MAX: Final = 100
 NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
-Price = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
+Price = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
 
 
 class ClusterRequest(BaseModel):
@@ -60,7 +60,7 @@ class ClusterRequest(BaseModel):
         dict[Annotated[str, Field(max_length=63)], Price],
         Field(max_length=100, description="US dollars per hour, by GPU type and cpu"),
     ] = {}
-    latency_ms: Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)] = 0.0
+    latency_ms: Annotated[float, Field(strict=True, ge=0, le=60_000, allow_inf_nan=False)] = 0.0
 
 
 class GpuCapacityView(BaseModel):

@@ -20,8 +20,7 @@ JobCreation = Callable[[Session, str], tuple[JobRecord, bool]]
 async def creation_of(parts: ApiParts, submission: Submission, cluster: str, now: datetime) -> JobCreation:
     """Return how a submitted job is recorded. `cluster`: its name, or auto. Raises ApiRefusal."""
     accepted = accepted_job(submission, parts.settings, parts.rendering, cluster, now_seconds=now.timestamp())
-    new = await placed_job(accepted, parts, cluster)
-    needs = accepted.rendered.needs
+    new, needs = await placed_job(accepted, parts, cluster)
     kind = kind_of(new.job, needs)
 
     def create(session: Session, job_id: str) -> tuple[JobRecord, bool]:

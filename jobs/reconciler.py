@@ -9,6 +9,7 @@ so a second creation finds the first.
        pause requested, in any state: remove all ──no objects or pods left──► pending, until it is resumed
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ from atoll.jobs.facts import JobObservation, JobPhase, observe
 from atoll.jobs.model import Job
 from atoll.jobs.planning import JobHistory, PlannedStep, plan_steps
 from atoll.jobs.queue_file import QueueFile
+from atoll.jobs.queue_limits import rules_of
 from atoll.jobs.rendering import render
 from atoll.jobs.retries import Due, TimeOver, bounded, start_of, time_left
 from atoll.jobs.settings import RenderSettings
@@ -31,6 +33,7 @@ from atoll.jobs.words import JobType, Priority
 from atoll.kube.clock import Clock
 from atoll.kube.errors import Forbidden, Invalid, NotFound
 from atoll.ml.escalation import Escalation, escalation_of
+from atoll.ml.queue_rules import QueueRules, waits_for
 from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
 from jobs.cluster_store import MOVING
 from jobs.database import Database
@@ -38,12 +41,14 @@ from jobs.errors import JobUnknown, RecordChanged
 from jobs.objects import WORKLOADS, objects_of
 from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
-from jobs.store import change_job, get_job, queued_since, take_step
+from jobs.store import change_job, get_job, queue_usage, queued_since, take_step
 from jobs.views import job_of
 
 log = structlog.get_logger(__name__)
 
 OVER: Final = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.EXPIRED)
+BUDGET_SECONDS: Final = 5.0
+"""How often a job looks whether its queue's budget has room."""
 MOVE_SECONDS: Final = 30.0
 """How often another cluster is looked for."""
 SOON_SECONDS: Final = 1.0
@@ -96,6 +101,8 @@ class JobReconciler:
         self._rendering = rendering
         self._clock = clock
         self._mover = mover
+        self._budget_lock = asyncio.Lock()
+        """Of two jobs that look at once, only one gets the last of a budget."""
         self._kept: dict[str, frozenset[str]] = {}
         """For each ended job, the uids of the objects kept until the time that `reconcile` returned."""
 
@@ -171,6 +178,30 @@ class JobReconciler:
             return await self._remove(record, earlier)
         if record.attempt > 1 and await self._remove_stray_pods(record, but=str(record.attempt)):
             return SOON_SECONDS
+        rules = await self._budgets(record, job) if not found else None
+        if rules is None:
+            return await self._enter(record, now)
+        async with self._budget_lock:
+            usage = await self._database.read(lambda session: queue_usage(session, record.cluster_id, rules.name))
+            reason = waits_for(_gpus_of(record), rules, usage)
+            if reason:
+                await self._say(record, reason, now)
+                return BUDGET_SECONDS
+            return await self._enter(record, now)
+
+    async def _budgets(self, record: JobRecord, job: Job) -> QueueRules | None:
+        """Return the rules of a job's queue, if it has GPUs and the queue a budget."""
+        name = job.policy.queue_name or record.queue_name
+        if not _gpus_of(record) or name is None:
+            return None
+        file = await self._database.read(lambda session: queue_file_of(session, record.cluster_id))
+        tenant = QueueFile.model_validate(file.document).tenant(record.tenant_id) if file is not None else None
+        queue = next((one for one in tenant.queues if one.name == name), None) if tenant is not None else None
+        rules = rules_of(queue) if queue is not None else None
+        return rules if rules is not None and rules.has_budget else None
+
+    async def _enter(self, record: JobRecord, now: datetime) -> float | None:
+        """Create the job's objects, and record that."""
         try:
             uid = await self._create(record, now)
         except (Invalid, Forbidden, NotFound) as error:
@@ -441,3 +472,8 @@ def _sooner(seconds: float | None, time: Due, now: datetime) -> float | None:
         return seconds
     left = max(0.0, (time.at - now).total_seconds())
     return left if seconds is None else min(seconds, left)
+
+
+def _gpus_of(record: JobRecord) -> int:
+    """Return the GPUs of a job, by the estimate of its submission."""
+    return int((record.estimate or {}).get("gpu_count") or 0)

@@ -39,7 +39,7 @@ from jobs.chooser import LiveSnapshots
 from jobs.cluster_store import ClusterTerms, get_cluster, list_clusters, register_cluster
 from jobs.database import Database, opened
 from jobs.fleet import ClusterFleet
-from jobs.limits import UserLimits
+from jobs.limits import RateLimits
 from jobs.links import ClusterLinks
 from jobs.listener import serving
 from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
@@ -126,7 +126,10 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
                 prices=files.prices,
                 secrets=secrets_of_webhooks,
                 audit=audit,
-                limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
+                limits=RateLimits(settings.requests_per_second, settings.requests_burst, now=clock.monotonic_seconds),
+                queue_limits=RateLimits(
+                    settings.gpu_jobs_per_second, settings.gpu_jobs_burst, now=clock.monotonic_seconds
+                ),
                 logs=PodLogs(client_of),
                 commands=PodExec(client_of, credentials, cluster=settings.cluster),
                 links=links,

@@ -59,6 +59,10 @@ class JobServiceSettings(Settings):
     """Requests that one user may send, on average."""
     requests_burst: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Requests that one user may send at once."""
+    gpu_jobs_per_second: Annotated[float, Field(gt=0, le=10_000)] = 50.0
+    """Jobs with GPUs that one queue takes, on average."""
+    gpu_jobs_burst: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    """Jobs with GPUs that one queue takes at once."""
     render: Path | None = None
     """YAML file that says how jobs become objects, as `atoll job --settings` takes it."""
     prices: Path | None = None

@@ -22,6 +22,7 @@ from atoll.jobs.costs.prices import MICROS
 from atoll.jobs.model import Job
 from atoll.jobs.retries import bounded
 from atoll.jobs.states import ENDED, FIRST, IN_CLUSTER, IllegalStep, JobState, JobStep, step
+from atoll.ml.queue_rules import QueueUsage
 from jobs.errors import JobUnknown, KeyReused, NameTaken, NotPaused, RecordChanged
 from jobs.records import JobEventRecord, JobRecord, ServiceRecord
 from jobs.webhook_store import queue_deliveries
@@ -40,7 +41,7 @@ PAUSABLE: Final = frozenset({FIRST, *IN_CLUSTER})
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that the caller may submit, with its tenant and namespace."""
+    """A job that the caller may submit, with its tenant and namespace. `asked`: without the defaults of its queue."""
 
     job: Job
     cluster_id: str
@@ -51,6 +52,7 @@ class NewJob:
     queue_name: str | None = None
     choice: dict[str, Any] | None = None
     estimate: CostEstimate | None = None
+    asked: Job | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def estimate_document(estimate: CostEstimate) -> dict[str, Any]:
 def digest_of(new: NewJob) -> str:
     """Return the digest of a request, independent of the order of its fields."""
     is_chosen = new.choice is not None  # the service's own choice is no part of the request
-    job = new.job.model_copy(update={"cluster_id": None}) if is_chosen else new.job
+    job = new.asked or new.job
+    job = job.model_copy(update={"cluster_id": None}) if is_chosen else job
     cluster = AUTO if is_chosen else new.cluster_id
     asked = {"cluster": cluster, "namespace": new.namespace, "job": job.model_dump(mode="json")}
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -221,6 +224,20 @@ def queued_since(session: Session, job_id: str) -> datetime | None:
     entered = (JobStep.SUBMIT.value, JobStep.REQUEUE.value, JobStep.UNADMIT.value)
     of_job = (JobEventRecord.job_id == job_id, JobEventRecord.what.in_(entered))
     return session.scalar(select(func.max(JobEventRecord.at)).where(*of_job))
+
+
+def queue_usage(session: Session, cluster_id: str, queue: str) -> QueueUsage:
+    """Return how many jobs with GPUs of a queue are in the cluster, and their GPUs."""
+    named = JobRecord.document[("policy", "queue_name")].as_string()
+    gpus = JobRecord.estimate["gpu_count"].as_integer()
+    where = (
+        JobRecord.cluster_id == cluster_id,
+        JobRecord.state.in_([state.value for state in IN_CLUSTER]),
+        (JobRecord.queue_name == queue) | (JobRecord.queue_name.is_(None) & (named == queue)),
+        gpus > 0,
+    )
+    jobs, total = session.execute(select(func.count(), func.coalesce(func.sum(gpus), 0)).where(*where)).one()
+    return QueueUsage(jobs, total)
 
 
 def active_ids(session: Session, cluster_id: str) -> Sequence[str]:

@@ -4,17 +4,18 @@ A refusal names field, value, limit and what to do. A job that cannot be rendere
 learns it at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.jobs.documents import parse_job
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
+from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
-from atoll.jobs.queue_file import QueueFile
+from atoll.jobs.queue_file import QueueFile, TenantQueue
+from atoll.jobs.queue_limits import rules_of, within_limits
 from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
-from atoll.ml.policy import MlPolicy
 from jobs.api_parts import ApiParts
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
@@ -82,8 +83,9 @@ def accepted_job(
     return AcceptedJob(placed, rendered, tenant, namespace, caller, key)
 
 
-async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> NewJob:
-    """Return the job with its cluster, the given one or the service's choice, and its queue. Raises ApiRefusal."""
+async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tuple[NewJob, Needs]:
+    """Return the job with its cluster, the given one or the service's choice, its queue and what that fills in; and
+    its needs. Raises ApiRefusal."""
     job, choice = accepted.job, None
     if cluster == AUTO:
         sheet = await parts.chooser.choose(job, accepted.rendered, tenant=accepted.tenant, namespace=accepted.namespace)
@@ -100,16 +102,55 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> Ne
     if known.tenants and accepted.tenant not in known.tenants:
         detail = f"cluster {cluster} does not serve tenant {accepted.tenant}: submit job {job.name} to another one"
         raise ApiRefusal(problem(409, "no-cluster", "The cluster does not serve this tenant", detail))
+    never = await parts.chooser.impossible(known, accepted.rendered.needs.attributes)
+    if never:
+        shape = job.attributes.tpu_topology or job.attributes.tpu_chip_count
+        raise mistaken("ext_ml_tpu_topology", shape, f"cluster {cluster}: {never}", "ask for a slice that there is")
     queues = QueueFile.model_validate(file.document) if file is not None else None
     queue = _queue(job, queues, accepted.tenant, accepted.rendered.needs.priority)
-    placed = job.model_copy(update={"cluster_id": cluster})
-    return NewJob(
-        placed, cluster, accepted.tenant, accepted.namespace, accepted.caller.name, accepted.key, queue, choice
+    asked = job.model_copy(update={"cluster_id": cluster})
+    placed, needs = _within_limits(asked, accepted.rendered, queue, parts)
+    chosen = queue.name if queue is not None and job.policy.queue_name is None else None
+    _count_submission(queue, needs, parts, cluster)
+    new = NewJob(
+        placed,
+        cluster,
+        accepted.tenant,
+        accepted.namespace,
+        accepted.caller.name,
+        accepted.key,
+        chosen,
+        choice,
+        asked=asked,
     )
+    return new, needs
+
+
+def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, parts: ApiParts) -> tuple[Job, Needs]:
+    """Return the job with its queue's defaults in the gaps, and its needs. Raises ApiRefusal beyond a limit."""
+    if queue is None:
+        return job, rendered.needs
+    ruled = within_limits(job, rules_of(queue), parts.rendering.policy())
+    if isinstance(ruled, tuple):
+        raise invalid(ruled)
+    try:
+        return ruled, render(ruled, parts.rendering, now_seconds=parts.now().timestamp()).needs
+    except JobMistake as mistake:
+        found = mistake.problem
+        hint = f"{found.hint}; it may be a default of queue {queue.name}"
+        raise invalid((replace(found, hint=hint),)) from mistake
+
+
+def _count_submission(queue: TenantQueue | None, needs: Needs, parts: ApiParts, cluster: str) -> None:
+    """Refuse a job with GPUs whose queue has taken too many of them lately. Raises ApiRefusal."""
+    if queue is None or needs.gpus is None or parts.queue_limits.try_take(f"{cluster}/{queue.name}"):
+        return
+    detail = f"queue {queue.name} of cluster {cluster} takes no more jobs with GPUs at this rate: submit it again later"
+    raise ApiRefusal(problem(429, "too-many", "Too many submissions", detail), headers={"Retry-After": "1"})
 
 
 def _parsed(body: bytes, rendering: RenderSettings) -> Job:
-    parsed = parse_job(body, MlPolicy(checkpoint_prefixes=rendering.checkpoint_prefixes))
+    parsed = parse_job(body, rendering.policy())
     if parsed.job is not None:
         return parsed.job
     refused = invalid(parsed.problems)
@@ -118,19 +159,18 @@ def _parsed(body: bytes, rendering: RenderSettings) -> Job:
     raise refused
 
 
-def _queue(job: Job, queues: QueueFile | None, tenant: str, priority: Priority) -> str | None:
-    """Return the queue of a job that names none; refuse a name that is no queue of its tenant: it would wait for
-    ever."""
+def _queue(job: Job, queues: QueueFile | None, tenant: str, priority: Priority) -> TenantQueue | None:
+    """Return the queue of a job; refuse a name that is no queue of its tenant: it would wait for ever."""
     known = queues.tenant(tenant) if queues is not None else None
     if known is None:
         return None
     if job.policy.queue_name is None:
-        return known.queue_for(critical=priority is Priority.CRITICAL).name
-    names = [queue.name for queue in known.queues]
-    if job.policy.queue_name not in names:
-        choice = f"name one of {', '.join(names)}, or remove it"
+        return known.queue_for(critical=priority is Priority.CRITICAL)
+    queues_by_name = {queue.name: queue for queue in known.queues}
+    if job.policy.queue_name not in queues_by_name:
+        choice = f"name one of {', '.join(queues_by_name)}, or remove it"
         raise mistaken("policy.queue_name", job.policy.queue_name, f"is no queue of tenant {tenant}", choice)
-    return None
+    return queues_by_name[job.policy.queue_name]
 
 
 def _tenant(job: Job, caller: JobCaller) -> str:

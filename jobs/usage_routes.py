@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, Response
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 
 from atoll.jobs.costs.spans import HELD, TimeUse
 from atoll.jobs.costs.usage import UsageKey, UsageSum, sum_usage
@@ -66,7 +66,16 @@ class JobCostView(BaseModel):
 
 
 Keys = Annotated[list[UsageKey], Query(description="what to sum by; may be given again", max_length=len(UsageKey))]
-Moment = Annotated[AwareDatetime | None, Query()]
+
+
+def _written(value: object) -> object:
+    """Refuse a number, which would count as seconds since 1970."""
+    if isinstance(value, str) and "T" not in value.upper():
+        raise ValueError("must be a time with its zone, such as 2026-01-31T12:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime | None, BeforeValidator(_written), Query()]
 
 
 def add_usage_routes(app: FastAPI) -> None:

@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
 from atoll.ml.envelope import WorkflowEnvelope, parse
-from atoll.ml.policy import MlPolicy
 from atoll.pipelines.documents import parse_pipeline
 from atoll.pipelines.model import ENTRIES_MAX, Pipeline
 from atoll.pipelines.workflows import Runners, WorkflowMistake, pipeline_of_workflow
@@ -188,7 +187,7 @@ async def apply(request: Request, response: Response, parts: Parts, caller: Call
 
 
 def _parsed(body: bytes, request: Request, parts: ApiParts) -> Pipeline:
-    policy = MlPolicy(checkpoint_prefixes=parts.rendering.checkpoint_prefixes)
+    policy = parts.rendering.policy()
     workflow = parse(body, policy).envelope
     if isinstance(workflow, WorkflowEnvelope):
         try:

@@ -21,9 +21,11 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 class Objects(AbstractFileSystem):  # type: ignore[misc]
     """Buckets of one scheme; a path is `bucket/key`."""
 
+    cachable = False  # of fsspec: the next one reads the variables anew
+
     def __init__(self, scheme: str) -> None:
         """Does not connect yet."""
-        super().__init__(skip_instance_cache=True)
+        super().__init__()
         self.protocol = scheme
         self._bucket = cache(lambda bucket: from_url(f"{scheme}://{bucket}"))
 

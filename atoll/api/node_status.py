@@ -15,6 +15,8 @@ DEVICES_MAX = 512
 """Limit of devices per machine, including MIG instances."""
 PODS_MAX = 1024
 DEPARTED_MAX = 64
+DEPARTED_INSTANCES_MAX = 64
+GONE_MAX = 16
 """Most departed cards whose ids are kept: eight swaps of eight cards."""
 DEPARTED_INCIDENTS_MAX = 4
 
@@ -135,13 +137,15 @@ class Device(Model):
 
 
 class DepartedDevice(Model):
-    """A card that left the machine, so no pod can use it there. Its id is kept for it."""
+    """A card that left the machine, or a MIG instance that a boot did not bring back, so no pod can use it there. Its
+    id is kept for it."""
 
     id: Annotated[
         int, Field(ge=0, le=65535, description="id of the card; no other card gets it while this entry exists")
     ]
     uuid: Annotated[Uuid, Field(description="the card")]
     model: Annotated[str, Field(max_length=63, description="slug of the product name")] = ""
+    mig_profile: Annotated[str, Field(description="profile of a MIG instance", max_length=24)] = ""
     vendor: Annotated[str, Field(description="nvidia or amd", max_length=16)] = "nvidia"
     serial: Annotated[str, Field(description="serial number", max_length=32)] = ""
     pci_bus_id: Annotated[str, Field(description="PCI address that it had", max_length=32)] = ""
@@ -151,6 +155,13 @@ class DepartedDevice(Model):
     incidents: Annotated[
         tuple[Incident, ...], Field(description="its last incidents", max_length=DEPARTED_INCIDENTS_MAX)
     ] = ()
+
+
+class FormerNode(Model):
+    """A Node that had the name before, and how far its reports went: a later declaration about it may count."""
+
+    node_uid: Annotated[str, Field(description="uid of the Node", min_length=1, max_length=64)]
+    sequence: Annotated[int, Field(description="sequence of its last report", ge=0)] = 0
 
 
 class Nic(Model):
@@ -255,11 +266,19 @@ class GpuNodeStatusReport(Model):
     departed: Annotated[
         tuple[DepartedDevice, ...],
         Field(
-            description="cards that left the machine, oldest first",
-            max_length=DEPARTED_MAX,
+            description="cards and MIG instances that left the machine, oldest first",
+            max_length=DEPARTED_MAX + DEPARTED_INSTANCES_MAX,
             json_schema_extra=list_map("uuid"),
         ),
     ] = ()
+    former_nodes: Annotated[
+        tuple[FormerNode, ...],
+        Field(description="Nodes that had the name before, latest last", max_length=GONE_MAX),
+    ] = ()
+    free_ids_from: Annotated[
+        int,
+        Field(ge=0, le=65536, description="lower ids had cards that are not listed any more; no other card gets them"),
+    ] = 0
     links: Links = Links()
     fabric: Fabric | None = None
     pods: Annotated[
@@ -321,9 +340,6 @@ class GoneMachine(Model):
         ),
     ] = 0
     forget: Annotated[bool, Field(description="also delete report and heartbeat, once the Node is gone")] = False
-
-
-GONE_MAX = 16
 
 
 class GpuNodeStatusSpec(Model):

@@ -96,6 +96,10 @@ class ForeignUseCache:
         while len(self._former) > FORMER_MAX:
             del self._former[next(iter(self._former))]
 
+    def forget_former(self) -> None:
+        """Forget who held what: the numbers of reports have gone back."""
+        self._former.clear()
+
     def users(self, node: str, uuid: str) -> tuple[ForeignUse, ...]:
         """Return everybody seen on a GPU who did not just cease to hold it; whether they hold it the caller knows."""
         uses = self._uses.get(node)

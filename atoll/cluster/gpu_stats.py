@@ -4,7 +4,7 @@ Models are few, but a report may say anything: beyond `MODELS_MAX` of them the r
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -81,10 +81,12 @@ class GpuStats:
     uses_unknown: int = 0
 
 
-def gpu_stats_of(ledger: Ledger, now_seconds: float) -> GpuStats:
-    """Count everything once; costs some microseconds per GPU that is not free."""
+def gpu_stats_of(ledger: Ledger, now_seconds: float, *, gone: Collection[str] = ()) -> GpuStats:
+    """Count everything once; costs some microseconds per GPU that is not free. gone: nodes of which only the report is
+    kept, as a memory; they are left out."""
     waiting = [pod for pod in ledger.pods.values() if is_waiting(pod)]
-    states = Counter(_states(ledger, now_seconds))
+    nodes = {node: devices for node, devices in ledger.nodes.items() if node not in gone}
+    states = Counter(_states(ledger, nodes, now_seconds))
     kept = _kept_models(states)
     return GpuStats(
         gpus=_merged(states, kept),
@@ -94,9 +96,9 @@ def gpu_stats_of(ledger: Ledger, now_seconds: float) -> GpuStats:
         leases=len(ledger.leases),
         leases_in_doubt=sum(bool(record.doubt) for record in ledger.leases.values()),
         leases_unreadable=len(ledger.unreadable_leases),
-        silent_nodes=sum(ledger.is_stale(node, now_seconds) for node in ledger.nodes),
+        silent_nodes=sum(ledger.is_stale(node, now_seconds) for node in nodes),
         uses_unknown=sum(
-            ledger.is_use_unknown(node, device.uuid) for node, found in ledger.nodes.items() for device in found.devices
+            ledger.is_use_unknown(node, device.uuid) for node, found in nodes.items() for device in found.devices
         ),
     )
 
@@ -119,8 +121,10 @@ def largest_ask(cell: Cell, model: str, policy: Policy) -> int:
     return 0
 
 
-def _states(ledger: Ledger, now_seconds: float) -> Iterator[tuple[str, str, GpuState]]:
-    for node, devices in ledger.nodes.items():
+def _states(
+    ledger: Ledger, nodes: Mapping[str, NodeDevices], now_seconds: float
+) -> Iterator[tuple[str, str, GpuState]]:
+    for node, devices in nodes.items():
         free = ledger.free(node, now_seconds=now_seconds)
         is_silent = ledger.is_stale(node, now_seconds)
         for position, device in enumerate(devices.devices):

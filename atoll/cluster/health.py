@@ -187,6 +187,16 @@ def action_of(incident: Incident) -> IncidentAction:
     return KINDS[incident.kind]
 
 
+def must_be_remembered(status: GpuNodeStatus) -> bool:
+    """Return whether a report has what no agent could find out again: a cordon, or an open XID that keeps a GPU from
+    being given out. No driver tells an XID twice."""
+    devices = status.status.devices if status.status is not None else ()
+    released = {release.uuid: release.time for release in status.spec.releases}
+    found = (one for device in devices for one in _open(device, released.get(device.uuid, "")))
+    xids = (one for one in found if one.kind is IncidentKind.XID)
+    return bool(status.spec.cordons) or any(action_of(one) >= IncidentAction.QUARANTINE for one in xids)
+
+
 def cure_of(kind: IncidentKind, code: int) -> IncidentCure:
     """Return the least that ends such an incident."""
     if kind is IncidentKind.RECOVERY:

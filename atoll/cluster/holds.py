@@ -119,6 +119,13 @@ class DeviceHolds:
             for uid in self.lost.observe(node, report):
                 self._renew_lost(uid)
 
+    def forget_versions(self) -> None:
+        """Forget lost Leases, and which pods held what until a moment ago."""
+        self._foreign.forget_former()
+        self.lost = LostLeases()
+        for uid in list(self._lost_devices):
+            self._renew_lost(uid)
+
     def forget_history(self, node: str) -> None:
         """Forget the history of a deleted node's devices; holds there stay."""
         self._history.forget(node)

@@ -23,6 +23,7 @@ from atoll.cluster.cells import CellIndex, TentativePlacement
 from atoll.cluster.foreign import ForeignUse
 from atoll.cluster.holds import DeviceHolds, Hold
 from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Lease, Node, Pod
 from atoll.cluster.reports import NodeReports, reason_of_the_past
@@ -44,11 +45,15 @@ class Ledger:
         self.unreadable_leases = self._holds.unreadable_leases
         self.pods = self._holds.pods
         self.malformed_pods = self._holds.malformed_pods
-        self.lost = self._holds.lost
         self._index = CellIndex(self._reports, self._holds)
         self.fleet = self._index.fleet
         self.sizes = Histogram()
         self._derived = (self.sizes, PRIOR)
+
+    @property
+    def lost(self) -> LostLeases:
+        """Leases that nobody should have deleted; see atoll.cluster.lost_leases."""
+        return self._holds.lost
 
     @property
     def revision(self) -> int:
@@ -119,6 +124,11 @@ class Ledger:
     def drop_lease(self, name: str, *, version: int = 0) -> None:
         """Forget a Lease that no longer exists; `version` says since when, 0 where that is not known."""
         self._holds.drop_lease(name, version=version)
+
+    def forget_versions(self) -> None:
+        """Forget what is ordered by versions and by numbers of reports, which have gone back: the API server was
+        restored. GPUs of pods that it has forgotten are guarded by `atoll.cluster.node_audit`."""
+        self._holds.forget_versions()
 
     def leases_of(self, pod_uid: str) -> tuple[LeaseRecord, ...]:
         """Return the Leases whose holder is the pod, by node and device id."""

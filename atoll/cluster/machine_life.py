@@ -73,7 +73,8 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
         "kept while its Node is", "freed: declared", "a report or kubelet of it takes the word back"
     ),
     MachinePhase.DELETED: PhaseRules(
-        "deleted with its heartbeat after `--forget-nodes-after-seconds`, and its alerts with them",
+        "deleted with its heartbeat after `--forget-nodes-after-seconds`, and its alerts with them; one with "
+        "cordons or open XIDs is kept, AtollMachinesGone after 2 hours",
         "kept, in doubt",
         "its Node comes back; `atoll node forget`",
     ),
@@ -124,7 +125,9 @@ def declaration_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
     declarations = status.spec.gone if status is not None else ()
     found = next((one for one in declarations if one.node_uid == node_uid and one.sequence >= sequence), None)
     if found is None and node is not None and node.metadata.uid == node_uid and is_out_of_service(node):
-        return GoneMachine(node_uid=node_uid, by=f"taint {OUT_OF_SERVICE}", reason="out of service")
+        return GoneMachine(
+            node_uid=node_uid, by=f"taint {OUT_OF_SERVICE}", reason="out of service", sequence=newest_sequence(facts)
+        )
     return found
 
 
@@ -138,8 +141,18 @@ def sign_of_life(node_uid: str, facts: MachineFacts) -> str:
 
 
 def sequence_of(node_uid: str, facts: MachineFacts) -> int:
-    """Return the sequence of the last report of the machine with this Node's uid; 0 without one."""
-    report = _report_of(node_uid, facts)
+    """Return the sequence of the last report of the machine with this Node's uid, also after another Node got its name;
+    0 without one."""
+    report = facts.status.status if facts.status is not None else None
+    if report is None:
+        return 0
+    former = {one.node_uid: one.sequence for one in report.former_nodes}
+    return report.evidence.sequence if report.node_uid == node_uid else former.get(node_uid, 0)
+
+
+def newest_sequence(facts: MachineFacts) -> int:
+    """Return the sequence of the last report under the name, of whichever machine; 0 without one."""
+    report = facts.status.status if facts.status is not None else None
     return report.evidence.sequence if report is not None else 0
 
 

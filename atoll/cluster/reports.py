@@ -42,14 +42,16 @@ def age_at_first_sight(heartbeat: Lease, server_seconds: float | None) -> float:
     """Return the age, in seconds, of a heartbeat whose renewal this process did not see; infinity without a time.
 
     The API server gives the time of the renewal and the current time by one clock. Without them, the agent gets half
-    of its time: a live agent renews within a third of it, and a dead one soon counts as silent.
+    of its time: a live agent renews within a third of it, and a dead one soon counts as silent. One that is older than
+    half of its time has missed a renewal, as that of a restored backup has: the agent must be heard first.
     """
     if seconds_of(heartbeat.spec.renew_time or "") is None:
         return math.inf
-    stored = stored_seconds(heartbeat)
+    stored, half_seconds = stored_seconds(heartbeat), silence_seconds_max(heartbeat) / 2
     if stored is None or server_seconds is None:
-        return silence_seconds_max(heartbeat) / 2
-    return max(0.0, server_seconds - stored)
+        return half_seconds
+    age_seconds = max(0.0, server_seconds - stored)
+    return age_seconds if age_seconds <= half_seconds else math.inf
 
 
 def as_stored(heartbeat: Lease) -> Lease:

@@ -16,6 +16,7 @@ from atoll.cluster.machines import Cell, NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import device_groups
+from atoll.cluster.unknown_pods import unknown_pods
 from atoll.explain.decision import IndexedSnapshot, PodDecision, judge
 from atoll.explain.snapshot import NOW_SECONDS
 from topology.device_requests import gpus
@@ -213,6 +214,11 @@ def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
     if reason == names.REJECT_PAST_NODE:
         uids = f"the report is of Node {report.node_uid}, the node's uid is {scene.nodes[name].metadata.uid}"
         return f"{uids}; its agent has not looked at the machine since"
+    if reason == names.REJECT_UNKNOWN_POD:
+        status = next(one for one in scene.snapshot.reports if one.metadata.name == name)
+        found = unknown_pods(status, {pod.metadata.uid: pod for pod in scene.snapshot.pods}, scene.ledger)
+        shown = ", ".join(sorted(found)[:LISTED_MAX])
+        return f"pods of the uids {shown} run there and may use its GPUs; its kubelet must end them first"
     return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent creates it again"
 
 

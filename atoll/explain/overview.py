@@ -99,6 +99,7 @@ class Overview:
 FREE: Final = "free"
 HELD: Final = "held"
 FOREIGN: Final = "foreign"
+USE_UNKNOWN: Final = "who uses it cannot be read"
 
 
 def overview(scene: IndexedSnapshot, *, namespace: str = "") -> Overview:
@@ -157,7 +158,9 @@ def _node(scene: IndexedSnapshot, report: GpuNodeStatus, holders: dict[int, list
             if standing.state is not Availability.HEALTHY and not held:
                 state = str(standing.state)
             state = state or (FOREIGN if _is_foreign(scene, name, device.id, device.uuid) else "withheld")
-            gpus.append(Gpu(device.id, device.model, state, standing.reason, held))
+            blindness = USE_UNKNOWN if ledger.is_use_unknown(name, device.uuid) else ""
+            reason = "; ".join(filter(None, (standing.reason, blindness)))
+            gpus.append(Gpu(device.id, device.model, state, reason, held))
         found.append(IslandLine(island.name, island.kind, tuple(gpus)))
     return NodeLine(name, models, silence, closed, tuple(found))
 

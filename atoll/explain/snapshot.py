@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
@@ -25,6 +26,7 @@ from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolum
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.cluster.reservation_use import reservation_name
+from atoll.cluster.unknown_pods import unknown_pods
 
 NOW_SECONDS = 0.0
 """Time of a snapshot on its ledger's clock."""
@@ -85,11 +87,14 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     for heartbeat in snapshot.heartbeats:
         age = snapshot.age_seconds(heartbeat.spec.renew_time)
         ledger.put_heartbeat(heartbeat.metadata.name, NOW_SECONDS - age, silence_seconds_max(heartbeat))
-    for report in snapshot.reports:
-        ledger.take_report(report, nodes.get(report.metadata.name))
     for lease in snapshot.leases:
         if may_be_gpu_lease(lease):
             ledger.put_lease(lease)
+    by_uid = {pod.metadata.uid: pod for pod in snapshot.pods}
+    for report in snapshot.reports:
+        ledger.take_report(report, nodes.get(report.metadata.name))
+        if unknown_pods(report, by_uid, ledger):
+            ledger.drop_report(report.metadata.name, why=names.REJECT_UNKNOWN_POD)
     for pod in snapshot.pods:
         if pods.is_gpu_pod(pod):
             ledger.put_pod(pod)

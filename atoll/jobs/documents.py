@@ -19,7 +19,7 @@ from atoll.ml.document import Document, Path, read
 from atoll.ml.infer import complete
 from atoll.ml.policy import MlPolicy
 from atoll.ml.problems import AttributeProblem, Problems, shown
-from atoll.ml.rules import complaints
+from atoll.ml.rules import KEY_REFUSED, complaints
 from atoll.ml.wording import LineOf, dotted, problem_of_complaint, problems_of_errors
 
 ATTRIBUTES: Final = "attributes"
@@ -100,7 +100,9 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
     except ValidationError as error:
         told = problems or _rules(attributes, policy or MlPolicy(), document)
         return ParsedJob(None, (*told, *_fields(error, document)), document)
-    problems += _rules(given_attributes(job), policy or MlPolicy(), document) if not problems else ()
+    if not problems:
+        rules = policy or MlPolicy()
+        problems = (*_rules(given_attributes(job), rules, document), *_selector_keys(job, rules, document))
     return ParsedJob(None if problems else job, problems, document)
 
 
@@ -144,6 +146,13 @@ def _rules(given: MlAttributes, policy: MlPolicy, document: Document) -> Problem
         if found:
             return tuple(problem_of_complaint(one, attributes, line_of=_line_of(document)) for one in found)
     return ()
+
+
+def _selector_keys(job: Job, policy: MlPolicy, document: Document) -> Problems:
+    """Return the node labels that a job's policy selects by, and may not: those of its attributes are checked there."""
+    limit, hint = KEY_REFUSED
+    paths = [("policy", "node_selector", key) for key in job.policy.node_selector or {} if not policy.allows_key(key)]
+    return tuple(AttributeProblem(dotted(path), "", limit, hint, _line(document, path)) for path in paths)
 
 
 def _line_of(document: Document) -> LineOf:

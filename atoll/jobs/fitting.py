@@ -4,7 +4,7 @@ In: a snapshot of the cluster and a job's objects. Quota is not checked here: Ku
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from atoll.explain.simulation import PodOutcome, Simulation, simulate
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from atoll.jobs.rendering import Rendered
 from atoll.jobs.words import PRIORITY_VALUES
-from atoll.ml.capabilities import capability_of
+from atoll.ml.capabilities import WorkerCapability, capability_of
 from topology.islands import islands
 
 ENDS_MAX: Final = 256
@@ -117,6 +117,16 @@ def _pods(rendered: Rendered, namespace: str, now: str) -> list[Pod]:
 
 def _why(one: PodOutcome) -> str:
     return one.explanation.headline if one.explanation is not None else one.note
+
+
+def workers_of(found: ClusterSnapshot) -> tuple[WorkerCapability, ...]:
+    """Return what the nodes offer, with the models that their pods tell of."""
+    reports, told = {one.metadata.name: one for one in found.reports}, dict[str, list[Mapping[str, str]]]()
+    for pod in found.pods:
+        told.setdefault(pod.spec.node_name, []).append(pod.metadata.annotations)
+    return tuple(
+        capability_of(node, reports.get(node.metadata.name), told.get(node.metadata.name, ())) for node in found.nodes
+    )
 
 
 def capacity_of(found: ClusterSnapshot) -> tuple[GpuCapacity, ...]:

@@ -6,7 +6,7 @@ reader finds every queue with its name and every tenant with its namespaces.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -14,8 +14,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from atoll.api import names
 from atoll.jobs.base import Flag, JobPart, LabelKey, LabelValue, ShortName
+from atoll.ml.attributes import PREFIX
 from atoll.ml.document import Document, Path, read
 from atoll.ml.problems import AttributeProblem, Problems, shown
+from atoll.ml.queue_rules import QueueRules, parse_queue_rules
 from atoll.ml.wording import dotted, problems_of_errors
 
 FLAVORS_MAX: Final = 64
@@ -24,6 +26,8 @@ QUEUES_MAX: Final = 16
 RESOURCES_MAX: Final = 16
 SHORT_NAMES: Final = {"gpu": names.GPU_RESOURCE}
 MIG: Final = "mig-"
+DEFAULTS: Final = "ml_defaults"
+LIMITS: Final = "ml_limits"
 
 Tenant = Annotated[str, Field(max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 ResourceName = Annotated[str, Field(max_length=128, pattern=r"^([a-z0-9][-a-z0-9.]*/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
@@ -122,6 +126,10 @@ class TenantQueue(JobPart):
     """No job overtakes one that does not fit yet."""
     reclaim: Reclaim = Reclaim.ANY
     stop: Stop | None = None
+    ml_defaults: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict)
+    """Attributes of jobs that leave them out, with or without ext_ml_."""
+    ml_limits: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict)
+    """Jobs beyond one are refused; those for which a budget is spent wait. See atoll.ml.queue_rules."""
     flavors: Annotated[tuple[FlavorQuota, ...], Field(min_length=1, max_length=FLAVORS_MAX)]
     """In the order of trial; spot flavors come first anyway."""
 
@@ -187,7 +195,24 @@ def parse_queue_file(data: bytes, *, namespace: str) -> QueueFile | Problems:
         AttributeProblem(dotted(one.path), shown(one.value), one.limit, one.hint, document.line_of(one.path))
         for one in _faults(file)
     ]
-    return tuple(faults) or file
+    return (*faults, *_rule_problems(file, document)) or file
+
+
+def rules_in(queue: TenantQueue) -> QueueRules | Problems:
+    """Return the rules of a queue, or their problems."""
+    return parse_queue_rules(queue.name, {DEFAULTS: queue.ml_defaults, LIMITS: queue.ml_limits})
+
+
+def _rule_problems(file: QueueFile, document: Document) -> Iterator[AttributeProblem]:
+    """Yield the problems of each queue's rules, each with the line of its mapping."""
+    for number, tenant in enumerate(file.tenants):
+        for place, queue in enumerate(tenant.queues):
+            found = rules_in(queue)
+            for one in found if isinstance(found, tuple) else ():
+                section = DEFAULTS if one.attribute.startswith(PREFIX) else LIMITS
+                path: Path = ("tenants", number, "queues", place, section)
+                where = f"{dotted(path)}.{one.attribute}"
+                yield replace(one, attribute=where, line=document.line_of(path), step="")
 
 
 def completed(file: QueueFile, *, namespace: str) -> QueueFile:

@@ -1,14 +1,15 @@
 """The administrator's settings for rendering jobs on a cluster. Users do not set them."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atoll.api.claims import COUNT_MAX
 from atoll.jobs.base import JobPart, ObjectName, Seconds
 from atoll.jobs.policy import JobToleration
 from atoll.jobs.words import Priority
 from atoll.ml.attributes import Runtime
+from atoll.ml.policy import ADMINISTRATIVE_KEYS, MlPolicy
 
 SPOT_TAINTS: Final = (
     JobToleration(key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"),
@@ -21,6 +22,9 @@ IMAGES: Final = (
     (Runtime.VLLM, "vllm/vllm-openai:v0.11.0"),
     (Runtime.TGI, "ghcr.io/huggingface/text-generation-inference:3.3.6"),
 )
+
+
+Patterns = tuple[Annotated[str, Field(min_length=1, max_length=317)], ...]
 
 
 class RenderSettings(JobPart):
@@ -57,9 +61,44 @@ class RenderSettings(JobPart):
             max_length=32, description="allowed URI prefixes of checkpoints; only the job's own URI if none is given"
         ),
     ] = ()
+    attribute_bounds: Annotated[
+        dict[str, Annotated[float, Field(ge=0)]],
+        Field(max_length=64, description="upper bounds of attributes, such as gpu_count: 64; the others keep theirs"),
+    ] = Field(default_factory=dict)
+    model_ids: Annotated[
+        Patterns, Field(max_length=1000, description="models that jobs may name, with *; every model if none is given")
+    ] = ()
+    registry_hosts: Annotated[
+        Patterns,
+        Field(max_length=64, description="hosts in the cluster's own networks that models may come from"),
+    ] = ()
+    selector_keys: Annotated[
+        Patterns,
+        Field(max_length=64, description="node labels that jobs may select by, with *; every other if none is given"),
+    ] = ()
+    forbidden_selector_keys: Annotated[
+        Patterns, Field(max_length=64, description="node labels that no job may select by, with *")
+    ] = ADMINISTRATIVE_KEYS
     host_level: Annotated[str, Field(description="label with the machine's name, for topology same_node")] = (
         "kubernetes.io/hostname"
     )
     slice_level: Annotated[str, Field(description="label that all hosts of one TPU slice share, and no other host")] = (
         "cloud.google.com/gke-nodepool"
     )
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse bounds of unknown attributes."""
+        self.policy()
+        return self
+
+    def policy(self) -> MlPolicy:
+        """Return the limits on the attributes of jobs. Raises ValueError for the bound of an unknown attribute."""
+        return MlPolicy(
+            bounds=self.attribute_bounds,
+            model_ids=self.model_ids,
+            checkpoint_prefixes=self.checkpoint_prefixes,
+            hosts=self.registry_hosts,
+            selector_keys=self.selector_keys,
+            forbidden_selector_keys=self.forbidden_selector_keys,
+        )

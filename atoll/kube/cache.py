@@ -72,6 +72,9 @@ class Cache(Generic[T]):
         self._untrusted: dict[Key, str] = {}
         self._tombstones: dict[str, str] = {}
         self._listed: set[Key] | None = None
+        self.shows_the_past = False
+        """True if a listing had an object in an older state than the one held, or than its own deletion: the server
+        was restored from a backup, whatever its current version is."""
 
     @property
     def objects(self) -> Mapping[Key, T]:
@@ -98,6 +101,7 @@ class Cache(Generic[T]):
     def forget_deletions(self) -> None:
         """Forget all deletions: versions have gone back, and deleted objects may exist again."""
         self._tombstones.clear()
+        self.shows_the_past = False
 
     def put(self, new: T) -> list[Change[T]]:
         """Observe an existing object. A state older than the one held, or than its own deletion, changes nothing."""
@@ -105,7 +109,9 @@ class Cache(Generic[T]):
         self._note_listed(key)
         old = self._objects.get(key)
         if self._is_late(new.metadata, old):
-            return []
+            self.shows_the_past |= self._listed is not None
+            if self._listed is None:
+                return []
         self._untrusted.pop(key, None)
         changes: list[Change[T]] = []
         if old is not None and old.metadata.uid != new.metadata.uid:
@@ -158,11 +164,12 @@ class Cache(Generic[T]):
             del self._tombstones[next(iter(self._tombstones))]
 
     def _is_late(self, new: CachedMetadata, old: T | None) -> bool:
-        if self._listed is not None:
-            return False
+        """Return whether this state is older than the object's deletion or than the state held. Versions of different
+        objects under one name tell that only between events: a listing may show a successor."""
         if is_older(new.resource_version, self._tombstones.get(new.uid, "")):
             return True
-        return old is not None and is_older(new.resource_version, old.metadata.resource_version)
+        is_same = old is not None and (self._listed is None or old.metadata.uid == new.uid)
+        return old is not None and is_same and is_older(new.resource_version, old.metadata.resource_version)
 
     def _note_listed(self, key: Key) -> None:
         if self._listed is not None:

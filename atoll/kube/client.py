@@ -101,7 +101,7 @@ class ApiClient:
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._limiter = TokenBucket(rate=requests_per_second, burst=burst, now=asyncio.get_running_loop().time)
         self._budget = RetryBudget()
-        self._session = session or _open_session(credentials, user_agent)
+        self._session = session or _open_session(user_agent)
         self.throttled_seconds = 0.0
         self._server_date = ("", 0.0)
         self.observer: CallObserver = ignore_call
@@ -124,7 +124,7 @@ class ApiClient:
         `impersonate`: the user in whose name to act, as far as our own identity may. Raises ConfigurationError.
         """
         credentials = await Credentials.load(kubeconfig, context)
-        session = _open_session(credentials, user_agent)
+        session = _open_session(user_agent)
         if impersonate:
             session.headers["Impersonate-User"] = impersonate
         return cls(
@@ -273,6 +273,11 @@ class ApiClient:
             if not token:
                 return
 
+    async def current_version(self, path: str, params: Params | None = None) -> str:
+        """Return the resourceVersion of a collection now. Asks once, so that a server which is away is noticed."""
+        answer = await self.request("GET", path, params={**(params or {}), "limit": 1}, retry=False)
+        return _decode_answer(answer, path).metadata.resource_version
+
     async def stream(self, path: str, params: Params, *, silence_seconds: float = 75.0) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a watch as they arrive; close it with contextlib.aclosing.
 
@@ -365,6 +370,7 @@ class ApiClient:
                 allow_redirects=False,
                 server_hostname=self._credentials.server_hostname,
                 ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
+                proxy=self._credentials.proxy,
                 trace_request_ctx=call,
             )
         except RuntimeError as error:  # uvloop: a connection that is being cut still has this socket's number
@@ -422,7 +428,7 @@ class _Call:
     began_seconds: float | None = None
 
 
-def _open_session(credentials: Credentials, user_agent: str) -> aiohttp.ClientSession:
+def _open_session(user_agent: str) -> aiohttp.ClientSession:
     async def note_connection(_session: aiohttp.ClientSession, context: SimpleNamespace, _parameters: object) -> None:
         context.trace_request_ctx.sent = True
 
@@ -438,7 +444,6 @@ def _open_session(credentials: Credentials, user_agent: str) -> aiohttp.ClientSe
         headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
         trace_configs=[trace],
         cookie_jar=aiohttp.DummyCookieJar(),
-        proxy=credentials.proxy,
     )
 
 

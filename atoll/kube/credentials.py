@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,24 +86,34 @@ class Credentials:
         *,
         read_source: Callable[[], Awaitable[object]],
         read_anew: Callable[[], Awaitable[Credentials]],
-        files: Sequence[Path],
+        files: Mapping[Path, bytes | None],
     ) -> None:
         """read_source: renews the token of a plugin or file, in the same configuration. read_anew: reads everything
-        again; called when one of `files`, or a file named in the configuration, has changed."""
+        again; called when one of `files`, or a file named in the configuration, has changed. files: with the contents
+        from before they were loaded, so that no change goes unnoticed."""
         self._read_anew = read_anew
-        self._files = tuple(files)
-        self._adopt(configuration, read_source)
+        self._load(configuration, read_source, files)
 
-    def _adopt(self, configuration: _Configuration, read_source: Callable[[], Awaitable[object]]) -> None:
+    def _load(
+        self,
+        configuration: _Configuration,
+        read_source: Callable[[], Awaitable[object]],
+        files: Mapping[Path, bytes | None],
+    ) -> None:
+        """Take over a configuration as a whole, or raise and change nothing. Contents are read before their use."""
+        named = {path: _content_of(path) for path in _named_by(configuration)}
+        host = configuration.host.rstrip("/")
+        ssl_context = _ssl_context(configuration) if host.startswith("https://") else None
         self._configuration = configuration
         self._read_source = read_source
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
-        self._content = self._read_files()
+        self._files = files
+        self._named = named
         self._certificate = configuration.cert_file
-        self.host: str = configuration.host.rstrip("/")
+        self.host: str = host
         self.proxy: str | None = configuration.proxy
         self.server_hostname: str | None = configuration.tls_server_name
-        self.ssl_context = _ssl_context(configuration) if self.host.startswith("https://") else None
+        self.ssl_context = ssl_context
 
     @classmethod
     async def load(cls, kubeconfig: Path | None = None, context: str | None = None) -> Credentials:
@@ -128,11 +138,12 @@ class Credentials:
             account.read_token()
 
         await read_source()
-        return cls(account, read_source=read_source, read_anew=cls._from_pod, files=())
+        return cls(account, read_source=read_source, read_anew=cls._from_pod, files={})
 
     @classmethod
     async def _from_file(cls, source: str, context: str | None) -> Credentials:
         config, configuration = _import_library()
+        files = {path: _content_of(path) for path in _paths_of(source)}
         loader: _Loader = await config.load_kube_config(
             config_file=source, context=context, client_configuration=configuration, persist_config=False
         )
@@ -144,7 +155,7 @@ class Credentials:
             configuration,
             read_source=(lambda: loader.load_and_set(configuration)) if rotates else _nothing,
             read_anew=lambda: cls._from_file(source, context),
-            files=_paths_of(source),
+            files=files,
         )
 
     async def headers(self) -> dict[str, str]:
@@ -165,9 +176,9 @@ class Credentials:
         credentials."""
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         try:
-            if self._content != self._read_files():
+            if self._has_changed():
                 fresh = await self._read_anew()
-                self._adopt(fresh._configuration, fresh._read_source)
+                self._load(fresh._configuration, fresh._read_source, fresh._files)
                 log.info("Reloaded changed credentials", server=self.host)
                 return
             await self._read_source()
@@ -175,10 +186,10 @@ class Credentials:
         except Exception as error:  # noqa: BLE001 - plugins, files and identity providers fail in any way they like
             log.warning("Kept old credentials", err=truncate(str(error)))
 
-    def _read_files(self) -> tuple[bytes | None, ...]:
-        """Return the contents of all files for TLS and identity; None for a missing file."""
-        named = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
-        return tuple(map(_content_of, (*self._files, *(Path(name) for name in named if name))))
+    def _has_changed(self) -> bool:
+        """Return whether a file for TLS or identity differs from what was loaded."""
+        known = {**self._files, **self._named}
+        return any(_content_of(path) != content for path, content in known.items())
 
     def _reload_certificate(self) -> None:
         certificate, key = self._configuration.cert_file, self._configuration.key_file
@@ -203,6 +214,12 @@ def default_namespace(kubeconfig: Path | None = None, context: str | None = None
 
 def _paths_of(source: str) -> list[Path]:
     return [Path(path).expanduser() for path in source.split(os.pathsep) if path]
+
+
+def _named_by(configuration: _Configuration) -> list[Path]:
+    """Return the files for TLS that a configuration names."""
+    named = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    return [Path(name) for name in named if name]
 
 
 async def _nothing() -> None:

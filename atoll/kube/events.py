@@ -19,7 +19,7 @@ import structlog
 from atoll.api.times import format_microtime
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.clock import Clock
+from atoll.kube.clock import Clock, within
 from atoll.kube.errors import KubeError, NotFound, truncate
 from atoll.kube.limits import TokenBucket
 
@@ -39,6 +39,8 @@ SIMILAR_MAX = 10
 SIMILAR_NOTE = "the messages of this reason keep changing; the first ones are events of their own"
 SERIES_SECONDS = 60.0
 FORGET_SECONDS = 360.0
+GOODBYE_SECONDS = 1.0
+"""Of a process that ends: how long its last events may take. Who lost leadership has a few seconds for everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class EventRecorder:
                 await self.flush()
         finally:
             with contextlib.suppress(Exception):
-                await self.flush()
+                await within(self._clock, GOODBYE_SECONDS, self.flush())
 
     async def flush(self) -> None:
         """Write new events and due repetitions, within the rate; forget facts that have not recurred for long."""

@@ -20,6 +20,7 @@ from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.node_audit import NodeAudit
 from atoll.cluster.objects import (
     Lease,
     Node,
@@ -37,7 +38,7 @@ from atoll.cluster.release import version_number
 from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube import paths
-from atoll.kube.cache import Change, ChangeKind, is_older
+from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.reflector import Reflector
@@ -46,6 +47,8 @@ log = structlog.get_logger(__name__)
 
 BLIND_SECONDS_MAX = 120.0
 """A collection silent for this long is too old for decisions; bookmarks come about once a minute."""
+
+AUDIT_REFUSALS = frozenset({names.REJECT_RESTORED, names.REJECT_UNKNOWN_POD})
 
 
 class WatchedKind(StrEnum):
@@ -79,10 +82,6 @@ class ClusterMirror:
         self._clock = clock
         self._listeners: list[Listener] = []
         self._rewind_listeners: list[Callable[[], None]] = []
-        self._before: dict[str, int] | None = None
-        """After a restore of the API server: the sequence of each node's report from before; None without a restore."""
-        self._audited: set[str] = set()
-        """Nodes that have reported since the restore."""
         self.ledger = Ledger()
         self.reports: dict[str, GpuNodeStatus] = {}
 
@@ -113,6 +112,7 @@ class ClusterMirror:
         self.reservations: Reflector[GpuReservation] = watch(
             paths.gpureservations(), GpuReservation.model_validate_json, _ignore, WatchedKind.RESERVATION
         )
+        self._audit = NodeAudit(self.pods.by_uid, self.ledger)
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
         self.volumes: Reflector[PersistentVolume] | None = None
@@ -181,13 +181,13 @@ class ClusterMirror:
     def _rewind(self) -> None:
         """The API server was restored from a backup: list everything again, and let no node offer anything until its
         agent has reported again. Pods that were bound after the backup may still run there, unknown to the server."""
-        self._before = {name: _sequence(report) for name, report in self.reports.items()}
-        self._audited.clear()
-        for name in self._before:
+        self._audit.begin(self.reports)
+        for name in self.reports:
             self.ledger.drop_report(name, why=names.REJECT_RESTORED)
         for listener in self._rewind_listeners:
             listener()
         self.ledger.drop_all_tentative()
+        self.ledger.forget_versions()
         for reflector in self.reflectors.values():
             reflector.begin_anew()
 
@@ -205,9 +205,12 @@ class ClusterMirror:
     def _take_pod(self, change: Change[Pod]) -> None:
         pod = change.object
         if change.kind is ChangeKind.DELETED:
+            if not change.synthetic:
+                self._audit.note_deleted(pod.metadata.uid)
             self.ledger.drop_pod(pod.metadata.uid, final=pod)
         elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
+        self._judge_again(pod.metadata.uid)
 
     def _take_lease(self, change: Change[Lease]) -> None:
         lease = change.object
@@ -218,6 +221,8 @@ class ClusterMirror:
             self.ledger.drop_lease(lease.metadata.name, version=version)
         else:
             self.ledger.put_lease(lease)
+            record = self.ledger.leases.get(lease.metadata.name)
+            self._judge_again(record.holder.uid if record is not None else "")
 
     def _take_heartbeat(self, change: Change[Lease]) -> None:
         if change.kind is ChangeKind.DELETED:
@@ -232,9 +237,10 @@ class ClusterMirror:
         heard_seconds = self._clock.monotonic_seconds() - age
         name = change.object.metadata.name
         self.ledger.put_heartbeat(name, heard_seconds, silence_seconds_max(change.object))
-        report = self.reports.get(name)
-        if report is not None and name not in self._audited and self._before is not None and self._passes_audit(report):
-            self.ledger.take_report(report, self.nodes.store.get(("", name)))
+        if is_seen:
+            self._audit.note_renewal(name)
+        if self.ledger.uncounted.get(name) in AUDIT_REFUSALS:
+            self._take_again(name)
         if name in self.ledger.nodes and self._is_unreadable(name):
             self.ledger.drop_report(name, why=names.REJECT_BAD_REPORT)
 
@@ -251,10 +257,8 @@ class ClusterMirror:
         why = reason_of_the_past(report, change.object)
         if why:
             self.ledger.drop_report(name, why=why)
-        elif not self._passes_audit(report):
-            return
         elif (change.kind is ChangeKind.ADDED or name not in self.ledger.nodes) and not self._is_unreadable(name):
-            self.ledger.put_report(report)
+            self._take_again(name)
 
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:
         name = change.object.metadata.name
@@ -262,38 +266,28 @@ class ClusterMirror:
             return
         if change.kind is ChangeKind.DELETED:
             self.reports.pop(name, None)
-            self._audited.discard(name)
+            self._audit.forget(name)
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
-        if not self._passes_audit(change.object):
-            self.ledger.drop_report(name, why=names.REJECT_RESTORED)
+        self._take_again(name)
+
+    def _judge_again(self, uid: str) -> None:
+        """Judge the reports again that did not count because they show a pod of which nothing was known."""
+        for node in self._audit.waits_for(uid):
+            self._take_again(node)
+
+    def _take_again(self, name: str) -> None:
+        """Let a node's report count, or say why it does not."""
+        report = self.reports.get(name)
+        if report is None:
             return
-        self.ledger.take_report(change.object, self.nodes.store.get(("", name)))
-
-    def _passes_audit(self, status: GpuNodeStatus) -> bool:
-        """Return whether a node's agent has reported since the restore and saw no pod that is unknown to the API
-        server: the kubelet ends such pods, and until then they may use GPUs that nobody holds. A report whose position
-        lies ahead of our own list of pods may be of an agent that has not noticed the restore yet."""
-        name, report = status.metadata.name, status.status
-        if self._before is None or name in self._audited:
-            return True
-        before = self._before.get(name, -1)
-        self._before[name] = min(before, _sequence(status)) if name in self._before else before
-        is_of_backup = report is None or report.evidence.sequence <= before
-        if is_of_backup or report is None or not report.evidence.live_read or not self.pods.synced.is_set():
-            return False
-        if is_older(self.pods.resource_version, report.evidence.pod_resource_version):
-            return False
-        if any(entry.live and entry.uid not in self.pods.by_uid for entry in report.pods):
-            return False
-        self._audited.add(name)
-        log.info("A node has reported since the API server was restored", node=name)
-        return True
-
-
-def _sequence(status: GpuNodeStatus) -> int:
-    return status.status.evidence.sequence if status.status is not None else 0
+        is_known = self.pods.synced.is_set()
+        why = self._audit.refusal(report, pods_version=self.pods.resource_version if is_known else "")
+        if why:
+            self.ledger.drop_report(name, why=why)
+        else:
+            self.ledger.take_report(report, self.nodes.store.get(("", name)))
 
 
 def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:

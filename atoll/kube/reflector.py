@@ -6,8 +6,10 @@ old: it continues where it stopped, or lists again and reports missed changes. C
 fresh enough.
 
 Versions go back when etcd is restored from a backup. A watch from a future version stays silent, so an interrupted
-watch continues only after asking for the server's current version. A list that is older than what was seen means a
-restored server: `on_rewind` is called when that list is complete.
+watch continues only after asking for the server's current version. After a gap the server may have been restored and
+have moved past every version seen: everything is listed again. A list that is older than what was
+seen, or that has an object in an older state than the one seen, means a restored server: `on_rewind` is called when
+that list is complete.
 
 `on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change stays
 wrong, while a restarted process does not. With a field or label selector a DELETED only means that the object no longer
@@ -43,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 GOOD_STREAM_SECONDS = 10.0
 SILENCE_SECONDS = 75.0
+GAP_SECONDS_MAX = 1.0
+"""Without a watch for longer than this, a server may have been restored from a backup."""
 EARLY_SECONDS = 5.0
 """A watch that ends at least this long before its timeout was interrupted."""
 WATCH_SECONDS_MIN = 300
@@ -80,7 +84,7 @@ class Reflector(Generic[T]):
         self._silence_seconds = silence_seconds
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._cache: Cache[T] = Cache()
-        self._heard_at = -math.inf
+        self._heard_at = self._ended_at = -math.inf
         self._must_list = True
         self._is_outdated = False
         """True if the current list began before the last call of `relist`."""
@@ -165,13 +169,18 @@ class Reflector(Generic[T]):
                 self._note(error)
             finally:
                 await end(self._stream)
+            if self._heard_at >= started:
+                self._ended_at = self._clock.monotonic_seconds()
             if self._clock.monotonic_seconds() - started > GOOD_STREAM_SECONDS:
                 backoff.reset()
             await self._clock.sleep(backoff.next_seconds())
 
     async def _follow(self) -> None:
         """List if needed, then watch until the stream ends."""
-        if not self._must_list and self._clock.monotonic_seconds() < self._watch_until:
+        now = self._clock.monotonic_seconds()
+        if now - self._ended_at > GAP_SECONDS_MAX or self.seconds_since_heard() > self._silence_seconds:
+            self._must_list = True
+        if not self._must_list and now < self._watch_until:
             await self._check_position()
         if not self._must_list:
             await self._watch({"resourceVersion": self.resource_version})
@@ -198,8 +207,7 @@ class Reflector(Generic[T]):
 
     async def _check_position(self) -> None:
         """Ask for the server's current version, and list again if it is behind ours."""
-        async with aclosing(self._client.pages(self._path, params=self._selectors, page_size=1)) as pages:
-            version = (await anext(pages)).resource_version
+        version = await self._client.current_version(self._path, self._selectors)
         if is_older(version, self.resource_version):
             log.warning(
                 "The server is behind a version that it has sent", path=self._path, seen=self._seen, version=version
@@ -259,10 +267,11 @@ class Reflector(Generic[T]):
         self._heard_at = self._clock.monotonic_seconds()
         self.listings_count += 1
         self.resource_version = ""
-        has_gone_back = is_older(version, self._seen)
+        has_gone_back = bool(self._seen) and (is_older(version, self._seen) or self._cache.shows_the_past)
         if has_gone_back:
             log.error("Versions have gone back: etcd was restored", path=self._path, seen=self._seen, version=version)
             self._seen = ""
+        if not self._seen:
             self._cache.forget_deletions()
         self._advance(version)
         self.synced.set()

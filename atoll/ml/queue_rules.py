@@ -1,8 +1,7 @@
-"""Rules of a queue: defaults, limits, budgets, a rate of submissions.
+"""Rules of a queue: defaults, limits and budgets.
 
-The result is Accepted with completed attributes; Refused with problems (HTTP 422, gRPC INVALID_ARGUMENT) if a limit is
-exceeded; or Waits if a budget is spent: such a job is queued, never refused. Defaults fill gaps before limits apply.
-Limits hold in addition to the cluster's.
+Defaults fill gaps before limits apply. A job beyond a limit is refused; one for which a budget is spent waits, and is
+never refused. Limits hold in addition to the cluster's.
 """
 
 from collections.abc import Mapping
@@ -43,35 +42,18 @@ class QueueRules:
     defaults: MlAttributes = MlAttributes()  # noqa: RUF009 - frozen
     limits: MlLimits = MlLimits()  # noqa: RUF009 - frozen
 
+    @property
+    def has_budget(self) -> bool:
+        """Return whether a job may have to wait for others to end."""
+        return any(getattr(self.limits, name) is not None for name in BUDGETS)
+
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Current use of a queue: jobs with GPUs, and their GPUs."""
+class QueueUsage:
+    """Current use of a queue: jobs with GPUs in the cluster, and their GPUs."""
 
     gpu_jobs: int = 0
     gpus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The job may run."""
-
-    completed: Completed
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The job is accepted and waits for a budget; `reason` names it, with numbers."""
-
-    completed: Completed
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The job breaks a limit or a rule; another try changes nothing."""
-
-    problems: Problems
 
 
 MAXIMA: Final[Mapping[str, str]] = {
@@ -108,34 +90,34 @@ def parse_queue_rules(name: str, config: Mapping[str, Any], policy: MlPolicy | N
     return tuple(replace(problem, step=f"queue {name} ml_defaults") for problem in problems) or found
 
 
+def filled_names(given: MlAttributes, rules: QueueRules) -> tuple[str, ...]:
+    """Return the attributes that the queue's defaults fill."""
+    return tuple(name for name in rules.defaults.given() if getattr(given, name) is None)
+
+
 def with_defaults(given: MlAttributes, rules: QueueRules) -> tuple[MlAttributes, tuple[ParseNote, ...]]:
     """Return the attributes with the queue's defaults in the gaps, and a note for each that was filled."""
-    filled = {name: value for name, value in rules.defaults.given().items() if getattr(given, name) is None}
+    filled = {name: getattr(rules.defaults, name) for name in filled_names(given, rules)}
     notes = tuple(
         ParseNote(PREFIX + name, str(value), f"default of queue {rules.name}") for name, value in filled.items()
     )
     return given.model_copy(update=filled), notes
 
 
-def submit(
-    given: MlAttributes,
-    rules: QueueRules,
-    usage: Usage = Usage(),
-    policy: MlPolicy | None = None,
-) -> Accepted | Waits | Refused:
-    """Judge a job for a queue: defaults, inference, rules, limits, then budgets."""
+def submit(given: MlAttributes, rules: QueueRules, policy: MlPolicy | None = None) -> Completed | Problems:
+    """Judge a job for a queue: defaults, inference, rules, then limits. Problems refuse it, and another try changes
+    nothing."""
     filled, notes = with_defaults(given, rules)
     broken = complaints(filled, policy or MlPolicy())
     if broken:
         problems = (problem_of_complaint(one, filled) for one in broken)
-        return Refused(tuple(_with_origin(problem, notes, rules) for problem in problems))
+        return tuple(_with_origin(problem, notes, rules) for problem in problems)
     completed = complete(filled)
     completed = replace(completed, notes=(*notes, *completed.notes))
     exceeded = _exceeded(completed.attributes, rules)
     if exceeded:
-        return Refused(tuple(_with_origin(problem, notes, rules) for problem in exceeded))
-    reason = _budget(completed.attributes.gpu_count or 0, rules, usage)
-    return Waits(completed, reason) if reason else Accepted(completed)
+        return tuple(_with_origin(problem, notes, rules) for problem in exceeded)
+    return completed
 
 
 def _with_origin(problem: AttributeProblem, notes: tuple[ParseNote, ...], rules: QueueRules) -> AttributeProblem:
@@ -169,8 +151,8 @@ def _not_allowed(name: str, value: str, allowed: tuple[str, ...], rules: QueueRu
     )  # fmt: skip
 
 
-def _budget(gpus: int, rules: QueueRules, usage: Usage) -> str:
-    """Return the budget that a job waits for; empty for none, as for every job without GPUs."""
+def waits_for(gpus: int, rules: QueueRules, usage: QueueUsage) -> str:
+    """Return the budget that a job with so many GPUs waits for; empty for none, as for every job without GPUs."""
     jobs_max, gpus_max = rules.limits.max_concurrent_gpu_jobs, rules.limits.max_total_gpus
     if not gpus:
         return ""
@@ -180,22 +162,3 @@ def _budget(gpus: int, rules: QueueRules, usage: Usage) -> str:
         ever = "waits for GPUs to be freed" if gpus <= gpus_max else "waits until max_total_gpus is raised"
         return f"{usage.gpus} of {gpus_max} GPUs of queue {rules.name} are in use and the job asks for {gpus}; {ever}"
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class SubmissionRate:
-    """Rate of submissions to a queue with GPUs: `per_second` in the long run, `burst` at once. left: submissions
-    possible at the time `seconds`, by any monotonic clock."""
-
-    per_second: float
-    burst: int
-    left: float
-    seconds: float = 0.0
-
-    def take(self, now_seconds: float) -> tuple["SubmissionRate", float]:
-        """Return the rate after one submission, and 0; or the rate unchanged, and the seconds to wait."""
-        passed = max(0.0, now_seconds - self.seconds)
-        left = min(float(self.burst), self.left + passed * self.per_second)
-        if left < 1:
-            return self, (1 - left) / self.per_second if self.per_second > 0 else float("inf")
-        return replace(self, left=left - 1, seconds=max(now_seconds, self.seconds)), 0.0

@@ -154,14 +154,14 @@ def _uris(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
 def _selectors(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     for key in attributes.node_selector or {}:
         if not policy.allows_key(key):
-            yield Complaint("node_selector", *_KEY_REFUSED, (key,), shown(key))
+            yield Complaint("node_selector", *KEY_REFUSED, (key,), shown(key))
     for name in ("affinity", "anti_affinity"):
         affinity = getattr(attributes, name) or LabelAffinity()
         for kind in ("required", "preferred"):
             for index, rule in enumerate(getattr(affinity, kind)):
                 path = (kind, index)
                 if not policy.allows_key(rule.key):
-                    yield Complaint(name, *_KEY_REFUSED, (*path, "key"), shown(rule.key))
+                    yield Complaint(name, *KEY_REFUSED, (*path, "key"), shown(rule.key))
                 count = len(rule.values)
                 if rule.operator in ORDERED and (count != 1 or dotted_number(rule.values[0]) is None):
                     limit = f"must be one number such as 8.0 for operator {rule.operator}"
@@ -171,7 +171,7 @@ def _selectors(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint
                     yield Complaint(name, limit, "Exists and DoesNotExist take none", (*path, "values"), "empty")
 
 
-_KEY_REFUSED: Final = ("must be a label that jobs may choose by", "administrators keep this label; leave it out")
+KEY_REFUSED: Final = ("must be a label that jobs may choose by", "administrators keep this label; leave it out")
 
 
 def _escalation(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:

@@ -79,6 +79,8 @@ def _step(name: str, job: JobEnvelope, runners: Runners) -> dict[str, Any]:
         container["env"] = [*container.get("env", []), *variables]
     if job.queue:
         document.setdefault("policy", {}).setdefault("queue_name", job.queue)
+    if job.execution_timeout_seconds is not None:
+        document.setdefault("policy", {})["max_runtime"] = job.execution_timeout_seconds
     return {"name": name, "step_type": "job", "config": document | job.attributes.to_json()}
 
 

@@ -18,6 +18,7 @@ import structlog
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
@@ -37,6 +38,7 @@ from atoll.cluster.gangs.preemption import GangRequest
 from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
+from atoll.cluster.machines import NodeDevices
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
@@ -237,7 +239,8 @@ class AdmissionReconciler:
         own = self._preemption.with_own_gpus(key, snapshot)
         answer = await asyncio.to_thread(find_places, view, decision.members, requests, domains, own)
         if isinstance(answer, FoundPlacement):
-            return await self._admit(view, decision, answer, domains, reservation)
+            assignments = member_assignments(answer.placement, answer.question.asked, own.devices)
+            return await self._admit(view, decision, answer, assignments, domains, reservation)
         if before:
             return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
         if answer.verdict is Verdict.BUSY:
@@ -249,14 +252,14 @@ class AdmissionReconciler:
         view: GangView,
         decision: LifecycleDecision,
         found: FoundPlacement,
+        assignments: Sequence[MemberAssignment],
         domains: NodeDomains,
         reservation: str,
     ) -> NoPlacement | None:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
-        assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, assignments, reservation):
             self._context.metrics.gang_admissions.labels("undone").inc()
-            message = "a GPU was taken by somebody else meanwhile"
+            message = "a GPU was taken by somebody else, or fell ill, meanwhile"
             return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
@@ -306,8 +309,10 @@ class AdmissionReconciler:
         return got_all
 
     def _assume(self, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
-        """Mark the GPUs as taken; False, with none marked, if one was taken while places were searched."""
+        """Mark the GPUs as taken; False, with none marked, if one was taken or withdrawn while places were searched."""
         ledger = self._context.mirror.ledger
+        if not all(_is_given_out(ledger.nodes.get(one.allocation.node), one.allocation) for one in assignments):
+            return False
         for number, assignment in enumerate(assignments):
             if not assignment.allocation.device_ids:
                 continue
@@ -430,6 +435,17 @@ class GangEvents:
             self._places = {one: number for number, one in enumerate(ordered, start=1)}
             self._ordered_at = now
         return self._places.get(key, len(self._places))
+
+
+def _is_given_out(devices: NodeDevices | None, allocation: Allocation) -> bool:
+    """Return whether the node's report of now has these GPUs, with these ids, and gives them out."""
+    if not allocation.device_ids:
+        return True
+    if devices is None:
+        return False
+    mask = devices.mask_of(allocation.device_ids)
+    is_same = mask == devices.mask_of((), allocation.uuids) and mask.bit_count() == len(allocation.device_ids)
+    return is_same and mask & ~devices.usable == 0
 
 
 def _named(view: GangView) -> str:

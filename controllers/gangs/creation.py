@@ -12,9 +12,10 @@ from typing import Any
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.api.times import seconds_of
+from atoll.cluster import pods
 from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, kueue_request_of, words
 from atoll.cluster.gangs.lifecycle import has_begun
-from atoll.cluster.gangs.membership import SET_LABELS, GangKey, has_gate, key_of
+from atoll.cluster.gangs.membership import SET_LABELS, GangKey, has_gate, key_of, role_of
 from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
@@ -175,13 +176,13 @@ def owners_of(members: Sequence[Pod]) -> tuple[OwnerReference, ...] | None:
 
 
 def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | None:
-    """Return the pod sets: one, where no member names any; else those that they name, known once all are there."""
-    counts = Counter(_named_set(pod) for pod in members)
-    if set(counts) == {""}:
+    """Return the pod sets: one, where no member names any; else those that they name, known once all are there. Whether
+    a LeaderWorkerSet has one or two is also known only then."""
+    counts = Counter(_set_names(members))
+    is_known = len(members) >= size and "" not in counts
+    if set(counts) == {""} and (len(members) >= size or not all(role_of(pod) for pod in members)):
         return [{"name": POD_SET, "count": size}]
-    if sum(counts.values()) < size or "" in counts:
-        return None
-    return [{"name": name, "count": count} for name, count in sorted(counts.items())]
+    return [{"name": name, "count": count} for name, count in sorted(counts.items())] if is_known else None
 
 
 def gang_body(
@@ -202,6 +203,15 @@ def gang_body(
     return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": {"podSets": asking}}
 
 
+def _set_names(members: Sequence[Pod]) -> list[str]:
+    """Return the pod set that each member names; empty for none. A LeaderWorkerSet has two if its leaders ask for other
+    GPUs than its workers."""
+    named = [_named_set(pod) for pod in members]
+    roles = [role_of(pod) for pod in members]
+    asks = {(pods.claim_name(pod), pods.device_count(pod)) for pod in members}
+    return roles if all(roles) and not any(named) and len(asks) > 1 else named
+
+
 def _named_set(pod: Pod) -> str:
     labels = pod.metadata.labels
     owners = (labels[key] for key in SET_LABELS if labels.get(key))
@@ -211,11 +221,12 @@ def _named_set(pod: Pod) -> str:
 def kueue_requests_of(members: Iterable[Pod]) -> dict[str, KueueTopologyRequest] | str:
     """Return the topology request in the annotations of each pod set, or what is wrong with them."""
     first: dict[str, tuple[Pod, KueueTopologyRequest]] = {}
-    for pod in sorted(members, key=lambda one: one.metadata.name):
+    found = sorted(members, key=lambda one: one.metadata.name)
+    for pod, named in zip(found, _set_names(found), strict=True):
         wish = kueue_request_of(pod)
         if isinstance(wish, str):
             return f"pod {pod.metadata.name}: {wish}"
-        name = _named_set(pod) or POD_SET
+        name = named or POD_SET
         known, wished = first.setdefault(name, (pod, wish))
         if wished != wish:
             return (

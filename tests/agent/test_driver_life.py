@@ -1,13 +1,20 @@
 """The agent's use of the driver: it releases the driver for an upgrade and takes it up again, and it distinguishes a
 failing library from an unhealthy card."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
+from agent.__main__ import handle_signals
 from agent.driver_client import DriverWorker
+from agent.node_agent import NodeAgent
 from agent.nvml import NvmlBackend
 from agent.observation import MachineObserver
 from atoll.api import names
@@ -15,6 +22,7 @@ from atoll.cluster.driver_hold import UPGRADE_STATE, release_reason
 from atoll.cluster.objects import Node
 from devcluster.mock_nvml import MachineFile
 from tests.agent.real_bindings import NOWHERE, STEP_SECONDS, machine_of
+from tests.fakes.clock import until
 
 WHY = "the driver was released: label gpu.scheduling/driver-hold"
 MISMATCH, UNKNOWN, NOT_LOADED = 18, 999, 9
@@ -134,3 +142,42 @@ async def test_a_fault_of_cards_is_not_the_containers(
     await observer.observe()
 
     assert observer.is_refused is refused
+
+
+@pytest.mark.parametrize("is_denied", [False, True], ids=["the card's fault", "the container lost its rights"])
+async def test_the_only_card_of_a_machine_may_be_ill(
+    mock_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_denied: bool
+) -> None:
+    """All cards of a one-GPU machine answer with an unknown error when that one is ill: a new container would not help,
+    and the report tells of it. The device file says whether the container lost access."""
+    machine = machine_of("t4-4")
+    machine.facts["count"] = "1"
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("agent.nvml.os.access", lambda *_: not is_denied)
+    backend = NvmlBackend(step_seconds=STEP_SECONDS, pci_devices=NOWHERE, device_files=tmp_path)
+    machine.fail(0, "nvmlDeviceGetHandleByIndex_v2", code=UNKNOWN).write(mock_environment)
+    observer = observer_of(backend, tmp_path)
+
+    found = (await observer.observe()).machine
+    backend.close()
+
+    assert observer.is_refused is is_denied
+    assert [device.fault for device in found.devices] == ([] if is_denied else ["Unknown Error"])
+
+
+async def test_signals_let_go_and_take_up() -> None:
+    """SIGUSR1 lets go, with a reason that the report tells; SIGUSR2 takes up. SIGTERM ends the process, see
+    tests/service/test_runtime.py, and the driver with it."""
+    reasons: list[str] = []
+    loop = asyncio.get_running_loop()
+    handle_signals(cast("NodeAgent", SimpleNamespace(release_driver=reasons.append)))
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await until(lambda: reasons)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await until(lambda: len(reasons) == 2)
+    finally:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.remove_signal_handler(number)
+
+    assert reasons == ["the driver was released: SIGUSR1", ""]

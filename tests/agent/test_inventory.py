@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.capacity import offer
-from agent.readings import DeviceFault, DeviceReading, MachineReading
-from atoll.api.node_status import DEPARTED_MAX, GpuNodeStatusReport, HealthState, IncidentKind
+from agent.readings import DeviceFault, DeviceReading, MachineReading, MigReading
+from atoll.api.node_status import DEPARTED_INSTANCES_MAX, DEPARTED_MAX, GpuNodeStatusReport, HealthState, IncidentKind
 from tests.agent.builders import make_device, make_reading
 from tests.agent.test_report import report_of
 from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
@@ -129,6 +130,7 @@ def test_another_machine_under_the_old_name_begins_anew() -> None:
 
     assert [(one.uuid, one.id) for one in report.devices] == [("V0", 0), ("V1", 1)]
     assert not report.departed
+    assert [(one.node_uid, one.sequence) for one in report.former_nodes] == [("u1", old.evidence.sequence)]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,10 @@ def test_a_machine_that_may_be_the_old_one_keeps_its_record(boot: str, node_uid:
 
 
 def test_eight_swaps_of_eight_cards_leave_what_is_there() -> None:
-    """Each time all eight are replaced over a boot; in the end eight are offered, with links, and ids of their own."""
+    """Each time all eight are replaced over a boot; in the end eight are offered, with links, and ids of their own,
+    which no card had before, listed or not."""
     report, ids = None, set[int]()
-    for swap in range(9):
+    for swap in range(20):
         cards = machine_with(*(f"S{swap}-{slot}" for slot in range(8)))
         for _ in range(2):
             report = report_of(cards, report, boot=f"b{swap}")
@@ -161,7 +164,58 @@ def test_eight_swaps_of_eight_cards_leave_what_is_there() -> None:
     assert len(report.devices) == offer(report)["gpu.scheduling/gpu"] == 8
     assert len(report.links.nvlink) == 8
     assert len(report.departed) == DEPARTED_MAX
-    assert len(ids) == 72, "no id was used for two cards"
+    assert len(ids) == 160, "no id was used for two cards"
+
+
+def split(*profiles: str, unread: bool = False, **more: str) -> MachineReading:
+    """Two cards; the first is split into the instances M0, M1, ... of these profiles."""
+    parent, other = machine_with("U0", "U1").devices
+    instances = tuple(MigReading(f"M{number}", profile, memory_bytes=None) for number, profile in enumerate(profiles))
+    parent = replace(parent, mig_enabled=True, instances=instances, instances_unread=unread)
+    return replace(machine_with("U0", "U1"), devices=(parent, other), **more)
+
+
+M0, NONE = split("3g.40gb"), split()
+INSTANCES: dict[str, tuple[list[Look], bool, bool]] = {
+    "destroyed while the machine runs": ([("b1", M0), ("b1", NONE)], False, False),
+    "the first look of a boot": ([("b1", M0), ("b2", NONE)], True, False),
+    "not made again over a boot": ([("b1", M0), ("b2", NONE), ("b2", NONE)], False, True),
+    "made again a moment after the boot": ([("b1", M0), ("b2", NONE), ("b2", M0)], True, False),
+    "made again much later": ([("b1", M0), *[("b2", NONE)] * 3, ("b2", M0)], True, False),
+    "its card does not list what it has": ([("b1", M0), *[("b2", split(unread=True))] * 3], True, False),
+    "its card was taken out": ([("b1", M0), *[("b2", machine_with(None, "U1"))] * 2], False, True),
+    "its card is not seen": ([("b1", M0), *[("b1", machine_with(None, "U1"))] * 3], True, False),
+    "its card was replaced": ([("b1", M0), ("b1", machine_with("U9", "U1"))], False, True),
+}
+"""Whether M0 is on record after the last look, and whether it departed."""
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_an_instance_leaves_with_its_card_or_over_a_boot(name: str) -> None:
+    """Departed instances free the GPUs of pods that left. Within a boot another instance may be at the same place, so
+    that its end alone proves nothing."""
+    history, is_kept, has_departed = INSTANCES[name]
+
+    report = live(history)
+
+    assert ("M0" in {device.uuid for device in report.devices}) == is_kept
+    assert ("M0" in {one.uuid for one in report.departed}) == has_departed
+    shown = next((device for device in report.devices if device.uuid == "M0"), None)
+    assert shown is None or (shown.mig is not None and shown.mig.profile == "3g.40gb")
+
+
+def test_instances_push_no_card_out_of_the_record() -> None:
+    """A card left once; since then the layout changed at every boot."""
+    report = live([("b0", machine_with("U0", "U1", "U2")), *[("b1", machine_with("U0", "U1"))] * 2])
+    for number in range(200):
+        reading = split("3g.40gb")
+        instance = replace(reading.devices[0].instances[0], uuid=f"M-{number}")
+        reading = replace(reading, devices=(replace(reading.devices[0], instances=(instance,)), reading.devices[1]))
+        for _ in range(2):
+            report = report_of(reading, report, boot=f"c{number}")
+
+    assert len(report.departed) == 1 + DEPARTED_INSTANCES_MAX
+    assert report.departed[0].uuid == "U2"
 
 
 @given(st.integers(0, 2**32), st.integers(10, 60))

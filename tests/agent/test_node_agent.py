@@ -27,6 +27,7 @@ from topology.profiles import profile
 
 REPORT = paths.gpunodestatuses("n1")
 NODE = paths.nodes("n1")
+XID = {"kind": "xid", "code": 79, "firstTime": "2026-01-31T11:00:00Z", "lastTime": "2026-01-31T11:00:00Z"}
 UID = "11111111-2222-3333-4444-555555555555"
 
 
@@ -204,6 +205,45 @@ async def test_an_agent_reports_anew_after_the_api_server_was_restored(world: Wo
 
         assert world.report["agentVersion"] == "1"
         assert world.position <= server.version
+
+
+async def test_a_restore_changes_nothing_of_what_is_known_of_the_machine(world: World) -> None:
+    """Open incidents and cards that left are facts of the machine, of which the backup may know nothing; and each
+    report after a restore has a position, or it would prove nothing of the pods that left."""
+    async with world.agent(poll_seconds=0.02) as agent:
+        await until(lambda: world.sequence == 2 and agent.devices)
+        server, backup = world.server, dict(world.server.objects)
+        edited = json.loads(json.dumps(server.objects[REPORT]))
+        edited["status"]["devices"][3]["incidents"] = [
+            {
+                "kind": "xid",
+                "code": 79,
+                "count": 1,
+                "firstTime": "2026-01-31T11:00:00Z",
+                "lastTime": "2026-01-31T11:00:00Z",
+            }
+        ]
+        edited["status"]["departed"] = [{"id": 9, "uuid": "GPU-sold", "leftTime": "2026-01-01T00:00:00Z"}]
+        server.put(REPORT, edited)
+        await until(lambda: agent.devices[3].incidents)
+        positions: set[str] = set()
+        server.sends_events = False
+        server.objects, server.version = backup, 9000
+        server.sends_events = True
+        server.fail(answering(503), times=12, containing="GET")
+        for stream in server.open_streams:
+            stream.break_connection()
+        published = agent.publications_count
+
+        def is_reported_twice() -> bool:
+            positions.add(world.report["evidence"].get("podResourceVersion", ""))
+            return agent.publications_count >= published + 2
+
+        await until(is_reported_twice)
+
+    assert [one["code"] for one in world.report["devices"][3]["incidents"]] == [79]
+    assert [card["uuid"] for card in world.report["departed"]] == ["GPU-sold"]
+    assert "" not in positions
 
 
 async def test_a_look_that_began_before_a_restore_is_not_published(world: World) -> None:
@@ -405,11 +445,10 @@ async def test_a_replaced_card_waits_for_the_lease_of_its_id(world: World) -> No
 async def test_a_deleted_report_is_written_again_with_its_open_incidents(world: World) -> None:
     """Somebody deleted the object: the agent notices by its watch and publishes at once. No driver tells an XID twice,
     so the card would count as healthy if the agent forgot it."""
-    xid = {"kind": "xid", "code": 79, "firstTime": "2026-01-31T11:00:00Z", "lastTime": "2026-01-31T11:00:00Z"}
     async with world.agent():
         await until(lambda: world.sequence == 2)
         edited = json.loads(json.dumps(world.server.objects[REPORT]))
-        edited["status"]["devices"][3]["incidents"] = [xid]
+        edited["status"]["devices"][3]["incidents"] = [XID]
         world.server.put(REPORT, edited)
 
         world.server.remove(REPORT)

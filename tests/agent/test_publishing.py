@@ -7,7 +7,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.publishing import StatusWriter, json_merge_patch, says_something_new, send_heartbeat
+from agent.publishing import StatusWriter, json_merge_patch, says_something_new
 from atoll.api import names
 from atoll.api.node_status import Device, Evidence, GpuNodeStatusReport, Health, HealthState
 from atoll.kube import paths
@@ -174,20 +174,3 @@ async def test_what_the_api_server_leaves_out_is_not_written_again_and_again(
     assert not writer.is_news(told)
     assert not writer.is_news(told.model_copy(update={"observed_time": "later"}))
     assert writer.is_news(told.model_copy(update={"boot_id": "b2"}))
-
-
-async def test_the_heartbeat_is_made_and_renewed(server: FakeApiServer, client: ApiClient) -> None:
-    """One Lease, named like the node, with six digits in its time even at a whole second."""
-    clock = ManualClock()
-
-    await send_heartbeat(client, "n1", clock=clock, period_seconds=60.0)
-    assert server.objects[HEARTBEAT]["spec"] == {
-        "holderIdentity": "n1",
-        "leaseDurationSeconds": 180,
-        "renewTime": "2026-01-31T12:00:00.000000Z",
-    }
-
-    await clock.advance(61)
-    await send_heartbeat(client, "n1", clock=clock, period_seconds=60.0)
-    assert server.objects[HEARTBEAT]["spec"]["renewTime"] == "2026-01-31T12:01:01.000000Z"
-    assert server.count("POST") == 1

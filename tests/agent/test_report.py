@@ -47,9 +47,10 @@ def report_of(
 ) -> GpuNodeStatusReport:
     """Build a report; ids default to those on record, then to the order of the slots."""
     context = replace(CIRCUMSTANCES, now=now, boot_id=boot, node_uid=node_uid)
-    known = inventory_of(previous, reading, context).ids
+    inventory = inventory_of(previous, reading, context)
+    known = inventory.ids
     new = [uuid for uuid in uuids_by_slot(reading) if uuid not in known]
-    free = (number for number in range(600) if number not in known.values())
+    free = (number for number in range(inventory.free_ids_from, 9000) if number not in known.values())
     ids = {**known, **dict(zip(new, free, strict=False)), **ids}
     return build_report(reading, ids=ids, evidence=SIGHTING, previous=previous, context=context)
 

@@ -87,6 +87,22 @@ def test_lease_that_is_written_again_takes_over(ledger: Ledger) -> None:
     assert is_free(ledger)
 
 
+def test_of_two_lost_leases_one_that_is_written_again_does_not_free_the_other() -> None:
+    """Somebody deleted both; the pod goes before the second is written again."""
+    ledger, pair = Ledger(), make_allocation("n1", 0, 1)
+    ledger.put_report(report(1, position=1, live=True))
+    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=pair, version="40"))
+    for device_id in (0, 1):
+        ledger.put_lease(make_lease("n1", device_id, holder=HOLDER))
+    for device_id in (0, 1):
+        ledger.drop_lease(lease_name("n1", device_id), version=LOST_AT)
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    ledger.drop_pod("u1", final=make_pod(uid="u1", node="n1", allocation=pair, version=str(LEFT_AT)))
+
+    assert ledger.free("n1", now_seconds=0.0) & 0b11 == 0
+    assert [record.device_id for record in ledger.lost.records("u1")] == [1]
+
+
 def test_lease_written_again_while_the_pod_lives_was_never_lost(ledger: Ledger) -> None:
     """The usual repair leaves nothing behind."""
     ledger.drop_lease(NAME, version=LOST_AT)
@@ -128,3 +144,16 @@ def test_stray_lease_that_ends_is_not_lost(ledger: Ledger) -> None:
 
     assert ledger.lost.records("u1") == ()
     assert ledger.free("n1", now_seconds=0.0) & 2
+
+
+def test_a_restore_voids_what_versions_told(ledger: Ledger) -> None:
+    """A pod that left at a version that is yet to come would keep its device for ever: no report can be past it."""
+    ledger.drop_lease(NAME, version=LOST_AT)
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+    ledger.put_report(report(2, position=3))
+    ledger.put_report(report(3, position=3))
+    before = is_free(ledger)
+
+    ledger.forget_versions()
+
+    assert (before, is_free(ledger)) == (False, True)

@@ -44,11 +44,20 @@ def node(
 
 
 def status(
-    uid: str = "u1", *, sequence: int = 7, boot: str = BOOT, said: tuple[str, int] | None = None, reported: bool = True
+    uid: str = "u1",
+    *,
+    sequence: int = 7,
+    boot: str = BOOT,
+    said: tuple[str, int] | None = None,
+    former: tuple[str, int] | None = None,
+    reported: bool = True,
 ) -> GpuNodeStatus:
-    """Return a report of the machine with this Node uid. said: a word on a uid, at a sequence."""
+    """Return a report of the machine with this Node uid. said: a word on a uid, at a sequence. former: a uid that had
+    the name before, and the sequence of its last report."""
     body: dict[str, Any] = report_json("n1", node_uid=uid, boot=boot)
     body["status"]["evidence"] = {"sequence": sequence}
+    if former is not None:
+        body["status"]["formerNodes"] = [{"nodeUid": former[0], "sequence": former[1]}]
     if not reported:
         del body["status"]
     if said is not None:
@@ -109,6 +118,16 @@ WORDS: dict[str, tuple[MachineFacts, str, bool]] = {
     "its report is gone, and it reports again": (MachineFacts(None, status(sequence=1, said=("u1", 0)), is_heard=False),
                                                  "u1", False),
     "its successor works": (MachineFacts(node("u2"), status("u2", said=("u1", 0)), is_heard=True), "u1", True),
+    "it reported since, and another has the name": (
+        MachineFacts(node("u2"), status("u2", said=("u1", 7), former=("u1", 8), sequence=9), is_heard=True),
+        "u1",
+        False,
+    ),
+    "it never reported since, and another has the name": (
+        MachineFacts(node("u2"), status("u2", said=("u1", 8), former=("u1", 8), sequence=9), is_heard=True),
+        "u1",
+        True,
+    ),
     "said of the one that was, not of its successor": (
         MachineFacts(node("u2", ready="False"), status("u2", said=("u1", 9)), is_heard=False), "u2", False),
     "out of service": (MachineFacts(node(ready="Unknown", taint=OUT_OF_SERVICE), status(), is_heard=False), "u1", True),

@@ -256,7 +256,8 @@ MINUTES = 600.0
     ("age_seconds", "heartbeat", "stale"),
     [
         pytest.param(10.0, {}, False, id="fresh"),
-        pytest.param(170.0, {}, False, id="just fresh"),
+        pytest.param(89.0, {}, False, id="due"),
+        pytest.param(91.0, {}, True, id="has missed a renewal, as that of a backup has"),
         pytest.param(190.0, {}, True, id="stale"),
         pytest.param(10.0, {"ahead_seconds": MINUTES}, False, id="lives, and its clock is ahead"),
         pytest.param(10.0, {"ahead_seconds": -MINUTES}, False, id="lives, and its clock is behind"),
@@ -410,7 +411,7 @@ async def test_after_a_restore_a_node_offers_nothing_before_its_agent_has_report
     put_report(mirror, 9)
     await mirror.until(lambda: sequence_of(mirror) == 9)
 
-    assert (after, occupied, mirror.refusal()) == (names.REJECT_RESTORED, names.REJECT_RESTORED, "")
+    assert (after, occupied, mirror.refusal()) == (names.REJECT_RESTORED, names.REJECT_UNKNOWN_POD, "")
 
 
 async def test_after_a_restore_a_report_made_before_it_does_not_count(mirror: WatchedMirror) -> None:
@@ -439,6 +440,90 @@ async def test_after_a_restore_an_agent_that_began_anew_counts_too(mirror: Watch
     put_report(mirror, 6)
 
     await mirror.until(lambda: mirror.refusal() == "")
+
+
+async def test_after_a_restore_that_is_noticed_late_an_idle_node_counts_again(mirror: WatchedMirror) -> None:
+    """Its agent has reported before we noticed, and has nothing more to say: it renews its heartbeat."""
+    put_report(mirror, 8)
+    mirror.heartbeat(age_seconds=5)
+    await mirror.until(lambda: mirror.refusal() == "" and (WatchedKind.HEARTBEAT, "ADDED") in mirror.told)
+    await until(lambda: len(mirror.server.open_streams) >= 6 and mirror.mirror.is_ready())
+    restored(mirror, sequence=8)
+    await pass_time(mirror, lambda: mirror.mirror.is_ready() and mirror.refusal() == names.REJECT_RESTORED)
+    refusals = [mirror.refusal()]
+    for age_seconds in (3, 2, 1):
+        mirror.told.clear()
+        mirror.heartbeat(age_seconds=age_seconds)
+        await pass_time(mirror, lambda: any(kind is WatchedKind.HEARTBEAT for kind, _ in mirror.told))
+        refusals.append(mirror.refusal())
+
+    assert refusals == [names.REJECT_RESTORED, names.REJECT_RESTORED, names.REJECT_RESTORED, ""]
+
+
+async def test_a_process_that_starts_after_a_restore_needs_no_memory(watched: WatchedMirror) -> None:
+    """The report shows a pod that nobody knows, so its GPUs cannot be told from free ones. Once it has ended, or a
+    Lease holds GPUs for it, the rest may be given out."""
+    live = {"uid": "bound-after-the-backup", "live": True, "kubelet": True}
+    put_report(watched, 5, position="11", **live)
+    task = await running(watched)
+    refusals = [watched.refusal()]
+    lease = paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-2")
+    watched.server.put(lease, lease_json("n1", 2, holder=Holder("team", "p", live["uid"])))
+    await watched.until(lambda: watched.refusal() == "")
+    refusals.append(watched.refusal())
+    watched.server.remove(lease)
+    put_report(watched, 6, position="11", **live)
+    await watched.until(lambda: sequence_of(watched) == 6)
+    refusals.append(watched.refusal())
+    put_report(watched, 7, position="11")
+    await watched.until(lambda: sequence_of(watched) == 7)
+    refusals.append(watched.refusal())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert refusals == [names.REJECT_UNKNOWN_POD, "", names.REJECT_UNKNOWN_POD, ""]
+
+
+KNOWN = {
+    "a plain pod": ("u1", {"uid": "u1"}),
+    "a static pod, by the kubelet's own uid": (
+        "of-the-file",
+        {"uid": "u1", "annotations": {names.MIRROR: "x", names.STATIC_POD_UID: "of-the-file"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+async def test_a_pod_that_is_seen_after_its_report_is_known(mirror: WatchedMirror, name: str) -> None:
+    """Pods and reports come by two watches: whichever is first, the node counts once both are there."""
+    uid, metadata = KNOWN[name]
+    put_report(mirror, 5, uid=uid, live=True)
+    await mirror.until(lambda: mirror.refusal() == names.REJECT_UNKNOWN_POD)
+    body = pod_json(gpus=None, node="n1")
+    mirror.server.put(POD, {**body, "metadata": {**body["metadata"], **metadata}})
+    mirror.heartbeat(age_seconds=1)
+
+    await mirror.until(lambda: mirror.refusal() == "")
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "only missing in a list"])
+async def test_the_end_of_a_pod_that_a_report_still_shows(mirror: WatchedMirror, is_seen: bool) -> None:
+    """A deletion that the watch shows came from its kubelet, and the report is about to follow. A pod that is missing
+    after a gap may be one that the server has forgotten, while it runs on."""
+    mirror.server.put(POD, pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0)))
+    put_report(mirror, 5, uid="u1", live=True)
+    await mirror.until(lambda: sequence_of(mirror) == 5 and mirror.free() == 3)
+    mirror.server.sends_events = is_seen
+    mirror.server.remove(POD)
+    mirror.server.sends_events = True
+    if not is_seen:
+        mirror.mirror.pods.relist()
+        await pass_time(mirror, lambda: (WatchedKind.POD, "DELETED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.POD, "DELETED") in mirror.told)
+    put_report(mirror, 6, uid="u1", live=True)
+    await mirror.until(lambda: sequence_of(mirror) == 6)
+
+    assert mirror.refusal() == ("" if is_seen else names.REJECT_UNKNOWN_POD)
 
 
 def sequence_of(watched: WatchedMirror) -> int:

@@ -172,8 +172,10 @@ class ControllerHarness(Term):
         self.server.put(f"{REPORTS}/n1", {**body, "metadata": {**current["metadata"], "name": "n1"}})
 
     async def settled(self, condition: Callable[[], object]) -> None:
-        """Wait for a condition; resync the loops if it takes long."""
+        """Wait for a condition; resync the loops if it takes long. Watches send bookmarks, as a server's do."""
         for _ in range(3):
+            for stream in self.server.open_streams:
+                stream.send("BOOKMARK", self.server.bookmark())
             with contextlib.suppress(TimeoutError):
                 await until(condition, timeout_seconds=3.0)
                 return

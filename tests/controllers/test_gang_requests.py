@@ -223,6 +223,25 @@ async def test_volumes_in_two_racks_and_a_demand_for_one_wait_with_the_reason(
     assert made.held() == 0
 
 
+@pytest.mark.parametrize("why", ["term", "port"])
+async def test_members_that_keep_out_of_each_others_way_lie_on_two_hosts(tmp_path: Path, why: str) -> None:
+    """Both would find room on one: they repel each other, or both want its port 80. Three of them never fit."""
+    rule = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "g"}}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+    side = {"name": "side", "restartPolicy": "Always", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    apart: dict[str, Any] = {"affinity": affinity} if why == "term" else {"init_containers": [side]}
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        for gang, count in (("g", 2), ("three", 3)):
+            made.add_gang(gang, count)
+            for number in range(count):
+                made.add_member(gang, number, gpus=2, labels={"app": "g"}, **apart)
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+        await settled(running, lambda: made.reason("three") in {"NeverFits", "WaitForRoom"})
+
+        assert {made.pod(name)["status"]["nominatedNodeName"] for name in ("g-0", "g-1")} == {"n1", "n2"}
+        assert made.leases_of("three-0") == []
+
+
 async def test_a_claim_that_is_bound_later_counts_from_then_on(tmp_path: Path) -> None:
     """While no rack is left for the volume the gang waits; bound to another volume, it starts there."""
     async with cluster() as made:

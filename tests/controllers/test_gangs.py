@@ -11,9 +11,9 @@ from atoll.api import names
 from atoll.cluster.gangs.placing import find_places
 from atoll.cluster.leases import Holder
 from controllers.settings import WaitForPodsReadySettings
-from tests.builders import lease_json, pod_json
+from tests.builders import lease_json, pod_json, report_json
 from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
-from tests.controllers.harness import LEASES, PODS, strip_version
+from tests.controllers.harness import LEASES, PODS, REPORTS, strip_version
 from tests.fakes.clock import until
 
 pytestmark = pytest.mark.asyncio
@@ -170,12 +170,26 @@ async def test_a_gpu_that_is_taken_meanwhile_undoes_the_whole_admission(tmp_path
         assert made.is_gated("g-1")
 
 
-async def test_a_gpu_that_is_taken_while_places_are_searched_is_given_to_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["taken", "ill", "gone", "node-gone"])
+async def test_what_changes_while_places_are_searched_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The search keeps no event waiting: a Lease that comes meanwhile is seen, and the gang goes elsewhere."""
+    """The search keeps no event waiting: another pod's Lease, or a report in which a GPU is ill or gone and the next
+    ones have moved up, comes meanwhile, and the gang goes elsewhere."""
+    reports = {"ill": {"sick": (0,)}, "gone": {"ids": range(1, 8)}}
     loop, asked = asyncio.get_running_loop(), []
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+
+        async def change() -> None:
+            if what == "node-gone":
+                made.server.remove(f"{REPORTS}/n1")
+                await until(lambda: "n1" not in running.mirror.ledger.nodes)
+            elif what in reports:
+                known = running.mirror.ledger.nodes["n1"]
+                made.server.put(f"{REPORTS}/n1", strip_version(report_json("n1", **reports[what])))
+                await until(lambda: running.mirror.ledger.nodes["n1"] is not known)
+            else:
+                await take()
 
         async def take() -> None:
             made.server.put(f"{PODS}/thief", strip_version(pod_json("thief", gpus=1)))
@@ -188,7 +202,7 @@ async def test_a_gpu_that_is_taken_while_places_are_searched_is_given_to_nobody_
         def search(*question: Any) -> Any:
             answer = find_places(*question)
             if not asked:
-                asyncio.run_coroutine_threadsafe(take(), loop).result(8)
+                asyncio.run_coroutine_threadsafe(change(), loop).result(8)
             asked.append(answer)
             return answer
 
@@ -200,7 +214,7 @@ async def test_a_gpu_that_is_taken_while_places_are_searched_is_given_to_nobody_
         first, last = (answer.placement.assignments[0].members[0].host for answer in asked)
         assert (first, last) == ("n1", "n2")
         assert len(made.leases_of("g-0")) == 8
-        assert made.held() == 9
+        assert made.held() == (9 if what == "taken" else 8)
 
 
 async def test_a_gang_is_made_for_pods_that_say_how_many_they_are(tmp_path: Path) -> None:

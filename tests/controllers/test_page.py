@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from atoll.cluster.gangs.membership import gang_key
 from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
+from atoll.explain.overview import USE_UNKNOWN
 from atoll.explain.wording import sentence
 from atoll.kube.authorization import PathAuthorizer
 from atoll.service.errors import SettingsError
@@ -34,12 +35,13 @@ from controllers.page.refresher import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_
 from controllers.page.serving import register_page_metrics
 from controllers.page.view import WAITING_MAX, view_changes, view_of
 from controllers.settings import ControllersSettings, PageSettings
-from tests.builders import make_pod
+from tests.builders import make_pod, uuid_of
 from tests.controllers.page_harness import Page, next_event, served
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_gangs import SITUATIONS as GANGS
 from tests.fakes.clock import ManualClock
 
+ILL = {"health": {"state": "unhealthy", "reason": "XID 48"}}
 HOSTILE = "</script><img src=x onerror=alert(1)>\n\nevent: look\ndata: {}"
 
 
@@ -79,6 +81,22 @@ async def test_stream_tells_the_cluster_first_and_then_what_changed(page: Page) 
         assert (kind, second["whole"]) == ("look", False)
         assert [node["name"] for node in second["nodes"]] == ["n1"]
         assert second["counts"]["free"] == 14
+
+
+async def test_gpus_whose_users_cannot_be_read_say_so() -> None:
+    """Free or held, with or without another reason: that no foreign use is shown does not mean that there is none."""
+    unread = [uuid_of("n1", device_id) for device_id in (0, 3, 6)]
+    nodes = {"n1": {"devices": {6: ILL}, "status": {"evidence": {"usesUnread": unread}}}, "n2": {}}
+    blind = situation(nodes, [holder("a", "n1", 0)], waiting(1)).snapshot
+
+    async with served(blind, ManualClock()) as page, page.client.get("/page/events") as stream:
+        _, look = await next_event(stream)
+
+    (islands,) = [node["islands"] for node in look["nodes"] if node["name"] == "n1"]
+    told = {gpu["id"]: (gpu["state"], gpu.get("reason", "")) for island in islands for gpu in island["gpus"]}
+    assert (told[0], told[3]) == (("held", USE_UNKNOWN), ("free", USE_UNKNOWN))
+    assert told[6] == ("quarantined", f"XID 48; {USE_UNKNOWN}")
+    assert USE_UNKNOWN not in {reason for number, (_, reason) in told.items() if number not in {0, 3, 6}}
 
 
 async def test_nobody_looks_while_nobody_watches(page: Page) -> None:

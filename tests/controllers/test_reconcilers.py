@@ -24,6 +24,8 @@ from tests.controllers.harness import (
     strip_version,
 )
 from tests.fakes.api_server import status
+from tests.fakes.clock import until
+from tests.service.test_metrics import samples
 
 HOLDER = Holder("team", "p", "uid-of-p")
 REJECTED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -311,6 +313,44 @@ async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path
         assert wanted(running) == asked, "asked again although the answer was on its way"
 
 
+async def test_a_departure_whose_leases_somebody_deleted_is_in_doubt_no_more(tmp_path: Path) -> None:
+    """Nothing is left to prove: the metric that an administrator watches goes back."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_leases(server, 0)
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: samples(running.metrics)[("atoll_test_departures_in_doubt",)] == 1)
+        running.server.remove(f"{LEASES}/gpu-n1-0")
+        await running.settled(lambda: not running.mirror.ledger.leases)
+        running.resync()
+        assert any(name == "atoll_test_queue_keys" and value for (name, *_), value in samples(running.metrics).items())
+        await running.settled(lambda: samples(running.metrics)[("atoll_test_departures_in_doubt",)] == 0)
+
+
+async def test_an_unreadable_lease_of_nobody_gets_its_device_from_its_name_once(tmp_path: Path) -> None:
+    """Its annotations say another device, and its holder nothing: it is written once, and then left as it is."""
+    path = f"{LEASES}/gpu-n1-3"
+
+    def setup(server: InMemoryServer) -> None:
+        put_leases(server, 3, **{names.LEASE_DEVICE_ID: "7"})
+        server.put(path, strip_version({**server.objects[path], "spec": {"holderIdentity": "nonsense"}}))
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(
+            lambda: running.server.objects[path]["metadata"]["annotations"][names.LEASE_DEVICE_ID] == "3"
+        )
+        version = running.server.objects[path]["metadata"]["resourceVersion"]
+        await running.settled(
+            lambda: running.mirror.leases.store["atoll-system", "gpu-n1-3"].metadata.resource_version == version
+        )
+        told = len(running.notes.notes_on(names.REASON_UNREADABLE_LEASE, "gpu-n1-3"))
+        running.resync()
+        await running.settled(lambda: len(running.notes.notes_on(names.REASON_UNREADABLE_LEASE, "gpu-n1-3")) > told)
+
+        assert running.api.writes.count(("PATCH", path)) == 1
+
+
 def wanted(running: ControllerHarness) -> str:
     """Return what the agent of n1 is asked for."""
     metadata = running.server.objects[f"{REPORTS}/n1"]["metadata"]
@@ -388,7 +428,7 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
         keys = {names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"}
         put_leases(running.server, 0)
         put_bound(running.server, "p", 0, annotations=keys, phase="Running")
-        await running.settled(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
+        await until(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
         written = [write for write in running.api.writes if "gpuclaims" in write[1]]
         for loop in running.loops:
             await loop.run_once()

@@ -86,6 +86,9 @@ def test_the_audit_names_a_pod_whose_gpu_is_gone() -> None:
     assert [(one.subject, U3 in one.detail) for one in found] == [("pod team/p (uid-of-p)", True)]
 
 
+AT_ONCE: dict[str, Any] = {"stranded_after_seconds": 0.0}
+
+
 def settle_pods(server: InMemoryServer) -> None:
     """Two pods on n1, GPUs 3 and 4, the second of which is Ready, and one whose GPU stays."""
     for name, device_id, ready in (("down", 3, "False"), ("up", 4, "True"), ("whole", 5, "False")):
@@ -106,7 +109,7 @@ def there(running: ControllerHarness) -> set[str]:
 
 async def test_a_pod_that_cannot_start_again_is_evicted_and_one_that_works_is_told(tmp_path: Path) -> None:
     """Both are told once, on the pod and on the node; a pod whose GPU is there is left alone."""
-    async with running_controllers(tmp_path, settle_pods) as running:
+    async with running_controllers(tmp_path, settle_pods, settings=AT_ONCE) as running:
         lose(running)
         await running.settled(lambda: there(running) == {"up", "whole"})
         await running.settled(lambda: running.notes.notes_on(names.REASON_GPUS_GONE, "up"))
@@ -121,9 +124,30 @@ async def test_a_pod_that_cannot_start_again_is_evicted_and_one_that_works_is_to
         assert len(running.notes.notes_on(names.REASON_GPUS_GONE, "n1")) == 2
 
 
+async def test_gpus_that_come_back_soon_after_a_boot_strand_nobody(tmp_path: Path) -> None:
+    """The first look after a boot may lack what a driver, or whoever makes the MIG instances, is yet to bring back. A
+    pod whose GPU goes again later has the whole time again."""
+    async with running_controllers(tmp_path, settle_pods) as running:
+        whole = running.server.objects[f"{REPORTS}/n1"]
+        stranded = next(loop for loop in running.loops if loop.name == "stranded")._reconciler
+        waits = []
+        for _ in range(2):
+            lose(running)
+            await running.settled(lambda: "uid-of-down" in stranded._since)
+            waits.append(await stranded.reconcile("uid-of-down"))
+            metadata = running.server.objects[f"{REPORTS}/n1"]["metadata"]
+            running.server.put(f"{REPORTS}/n1", {**whole, "metadata": metadata})
+            await running.settled(lambda: not stranded._seems_stranded("uid-of-down"))
+            await stranded.reconcile("uid-of-down")
+
+        assert there(running) == {"down", "up", "whole"}
+        assert all(seconds is not None and seconds > 100 for seconds in waits), waits
+        assert not running.notes.notes_on(names.REASON_GPUS_GONE, "down")
+
+
 async def test_by_policy_nobody_is_evicted(tmp_path: Path) -> None:
     """`tell` leaves the pod to people."""
-    async with running_controllers(tmp_path, settle_pods, settings={"stranded_pods": "tell"}) as running:
+    async with running_controllers(tmp_path, settle_pods, settings={**AT_ONCE, "stranded_pods": "tell"}) as running:
         lose(running)
         await running.settled(lambda: running.notes.notes_on(names.REASON_GPUS_GONE, "down"))
 

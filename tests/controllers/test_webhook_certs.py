@@ -264,6 +264,7 @@ async def test_certificates_that_somebody_else_keeps_are_left_alone(
         identity="a",
         mirror=SimpleNamespace(synced=synced),
         terminations=None,
+        restored=asyncio.Event(),
         context=lambda _events: None,
     )
     await runner._lead(cast("Any", process))

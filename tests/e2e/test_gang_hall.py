@@ -12,6 +12,7 @@ import pytest
 
 from atoll.api import names
 from atoll.kube import paths
+from atoll.kube.patches import MERGE_PATCH
 from bench.stand import NAMESPACE, make_namespace, write_reports
 from devcluster import DevCluster
 from devcluster.api import AdminRequest
@@ -41,10 +42,13 @@ class Hall:
         self.api = cluster.api
         self.cluster = cluster
 
-    def add(self, count: int, prefix: str, labels: Callable[[int], dict[str, str]]) -> None:
-        """Add fake machines of eight GPUs each, with what their agents would write."""
+    def add(
+        self, count: int, prefix: str, labels: Callable[[int], dict[str, str]], *, profile: str | None = "dgx-h100"
+    ) -> None:
+        """Add fake machines of eight GPUs each, with what their agents would write; with nothing for no profile."""
         self.cluster.create_fake_nodes(count, prefix=prefix, labels=labels, allocatable={names.GPU_RESOURCE: "8"})
-        write_reports(self.cluster, ("dgx-h100",), prefix=prefix)
+        if profile is not None:
+            write_reports(self.cluster, (profile,), prefix=prefix)
 
     def topology(self) -> None:
         """Create the topology of three levels."""
@@ -56,15 +60,15 @@ class Hall:
         """Create a gang of one pod set, and the claim of its members."""
         self.gang_of(name, [{"name": "workers", "count": count, "topology": topology}], gpus=gpus)
 
-    def gang_of(self, name: str, pod_sets: list[dict[str, Any]], *, gpus: int) -> None:
+    def gang_of(self, name: str, pod_sets: list[dict[str, Any]], *, gpus: int, model: str = "") -> None:
         """Create a gang, and the claim of all its members."""
-        self.claim(name, gpus=gpus)
+        self.claim(name, gpus=gpus, model=model)
         spec = {"topologyName": "hall", "podSets": pod_sets}
         self.api.request("POST", GANGS, {**KIND, "kind": "GpuGang", "metadata": {"name": name}, "spec": spec})
 
-    def claim(self, name: str, *, gpus: int) -> None:
+    def claim(self, name: str, *, gpus: int, model: str = "") -> None:
         """Create a claim that names the gang of its own name."""
-        claim = {"gangRef": name, "devices": {"count": gpus}}
+        claim = {"gangRef": name, "devices": {"count": gpus, **({"models": [model]} if model else {})}}
         self.api.request(
             "POST", paths.gpuclaims(NAMESPACE), {**KIND, "kind": "GpuClaim", "metadata": {"name": name}, "spec": claim}
         )
@@ -102,10 +106,19 @@ class Hall:
             int(name.removeprefix(prefix)): node for name, node in bound.items() if name.startswith(prefix) and node
         }
 
-    def reason(self, gang: str) -> str:
-        """Return why the gang is admitted or is not; empty while nobody has said."""
+    def reason(self, gang: str, *, part: str = "reason") -> str:
+        """Return why the gang is admitted or is not, or the message about that; empty while nobody has said."""
         conditions = self.api.get(f"{GANGS}/{gang}").get("status", {}).get("conditions", [])
-        return next((str(one["reason"]) for one in conditions if one["type"] == names.CONDITION_ADMITTED), "")
+        return next((str(one[part]) for one in conditions if one["type"] == names.CONDITION_ADMITTED), "")
+
+    def wait_reason(self, gang: str, reason: str) -> None:
+        """Wait until the gang's condition Admitted has this reason."""
+        wait_until(lambda: self.reason(gang) == reason, what=f"{gang}: {reason}", timeout_seconds=WAIT_SECONDS)
+
+    def single(self, name: str, *, gpus: int, model: str = "", where: dict[str, str]) -> None:
+        """Create a gang of one member, for machines with these labels."""
+        self.gang_of(name, [{"name": "workers", "count": 1}], gpus=gpus, model=model)
+        self.members(name, [0], nodeSelector=where)
 
     def held(self, gang: str) -> int:
         """Return how many GPUs the gang holds."""
@@ -129,7 +142,7 @@ class Hall:
 def hall() -> Iterator[Hall]:
     """Fake machines with Atoll."""
     with DevCluster.start(f"hall-{uuid4().hex[:6]}", nodes=(), scheduler=False) as cluster:
-        installation = Installation(cluster)
+        installation = Installation(cluster, options={"controllers": ["--gang-order", "strict"]})
         cluster.start_kwok()
         installation.apply_manifests()
         make_namespace(cluster)
@@ -261,3 +274,65 @@ def test_members_go_where_their_bound_volume_is(hall: Hall) -> None:
 
     hall.wait_bound("stored", 2)
     assert {node.rpartition("-")[0] for node in hall.homes("stored").values()} == {"stored-r1"}
+
+
+def test_the_head_of_a_strict_order_blocks_only_who_would_take_what_it_can_use(hall: Hall) -> None:
+    """It waits for A100s. Behind it idle H100s are taken, and free A100s are not. One whose claim is gone says so, and
+    blocks nobody."""
+    where = {"example.com/for": "strict"}
+    hall.add(1, "strict-a", lambda _: {BLOCK: "s", RACK: "r0", **where}, profile="dgx-a100")
+    hall.add(1, "strict-h", lambda _: {BLOCK: "s", RACK: "r0", **where})
+    hall.single("holder", gpus=4, model="nvidia-a100", where=where)
+    hall.wait_bound("holder", 1)
+    hall.single("ahead", gpus=8, model="nvidia-a100", where=where)
+    hall.wait_reason("ahead", "WaitForRoom")
+    hall.single("claimless", gpus=8, model="nvidia-a100", where=where)
+    hall.api.request("DELETE", f"{paths.gpuclaims(NAMESPACE)}/claimless")
+    hall.wait_reason("claimless", "WaitForQuorum")
+    hall.single("behind", gpus=4, model="nvidia-a100", where=where)
+    hall.single("other", gpus=8, model="nvidia-h100", where=where)
+
+    hall.wait_bound("other", 1)
+    hall.wait_reason("behind", "WaitForOtherGangs")
+    assert f"{NAMESPACE}/ahead comes first" in hall.reason("behind", part="message")
+    assert [hall.held(gang) for gang in ("holder", "ahead", "behind", "other")] == [4, 0, 0, 8]
+
+
+def test_what_is_not_known_yet_is_no_never(hall: Hall) -> None:
+    """A Node is Ready and its agent has not reported; another one is cordoned. Each gang says what it waits for, keeps
+    its turn, and starts when that has come."""
+    new, cordoned = {"example.com/for": "new"}, {"example.com/for": "cordoned"}
+    hall.add(1, "cordoned", lambda _: {BLOCK: "c", RACK: "r0", **cordoned})
+    node = f"{paths.nodes()}/cordoned-0"
+    hall.api.request("PATCH", node, {"spec": {"unschedulable": True}}, content_type=MERGE_PATCH)
+    hall.add(1, "new", lambda _: {BLOCK: "n", RACK: "r0", **new}, profile=None)
+    hall.single("early", gpus=8, where=new)
+    hall.single("shut", gpus=8, where=cordoned)
+
+    hall.wait_reason("early", "WaitForNodes")
+    hall.wait_reason("shut", "WaitForNodes")
+    assert "waits for the report of 1 node: new-0" in hall.reason("early", part="message")
+    assert "fits when cordoned-0 is uncordoned" in hall.reason("shut", part="message")
+    write_reports(hall.cluster, ("dgx-h100",), prefix="new")
+    hall.api.request("PATCH", node, {"spec": {"unschedulable": None}}, content_type=MERGE_PATCH)
+    hall.wait_bound("early", 1)
+    hall.wait_bound("shut", 1)
+
+
+def test_a_gang_that_is_made_anew_after_it_never_fitted_starts(hall: Hall) -> None:
+    """Two whole machines where there is one: never. The successor of the same name asks for one, and has it."""
+    where = {"example.com/for": "anew"}
+    hall.add(1, "anew", lambda _: {BLOCK: "a", RACK: "r0", **where})
+    hall.gang("anew", 2, gpus=8, topology={"mode": "required", "level": RACK})
+    hall.members("anew", range(2), nodeSelector=where)
+    hall.wait_reason("anew", "NeverFits")
+    for path in (
+        f"{GANGS}/anew",
+        f"{paths.gpuclaims(NAMESPACE)}/anew",
+        *(f"{paths.pods(NAMESPACE)}/anew-{n}" for n in (0, 1)),
+    ):
+        hall.api.request("DELETE", path)
+
+    hall.single("anew", gpus=8, where=where)
+    hall.wait_bound("anew", 1)
+    assert hall.api.get(f"{GANGS}/anew")["status"]["admissions"] == 1

@@ -119,6 +119,24 @@ def test_a_driver_is_replaced_under_the_agent(room: Room) -> None:
     world.cluster.api.request("DELETE", f"/apis/apps/v1/namespaces/{world.namespace}/replicasets/train")
 
 
+def test_signals_let_the_driver_go(room: Room) -> None:
+    """SIGUSR1 and SIGUSR2 do what the label does, in the same process; after SIGTERM the agent ends in order, and no
+    process has the driver open."""
+    world, machine = room.world, room.machine
+    assert users(world, machine.library)
+    world.cluster.signal(AGENT, "USR1")
+    world.wait(lambda: "SIGUSR1" in condition(world), "the report to say who released the driver")
+    assert not users(world, machine.library)
+    world.cluster.signal(AGENT, "USR2")
+    world.wait(lambda: not condition(world) and users(world, machine.library), "the agent to take the driver up")
+
+    world.cluster.signal(AGENT, "TERM")
+    assert world.cluster.wait_exit(AGENT) == 0
+    assert not users(world, machine.library)
+    world.installation.start(AGENT)
+    world.wait(lambda: not condition(world), "the new agent to read the driver")
+
+
 def running(world: RealCluster) -> list[str]:
     """Return the names of the running pods."""
     return [pod["metadata"]["name"] for pod in world.pods() if pod["status"]["phase"] == "Running"]

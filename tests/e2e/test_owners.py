@@ -15,13 +15,23 @@ import pytest
 from atoll.api import names
 from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
-from devcluster.operators import Operator
+from devcluster.kueue import Kueue
+from devcluster.operators import OperatorProcess
 from devcluster.owners import JobSet, KubeRay, LeaderWorkerSet, MpiOperator
 from tests.e2e.conftest import OPTIONS
+from tests.e2e.queues import QUEUE, QUEUE_LABEL, Queues, make_flavors
 from tests.e2e.world import HOLD, RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 
+FRAMEWORKS = [
+    "batch/job",
+    "pod",
+    "jobset.x-k8s.io/jobset",
+    "leaderworkerset.x-k8s.io/leaderworkerset",
+    "kubeflow.org/mpijob",
+    "ray.io/raycluster",
+]
 GANG = "training"
 WORKERS = 4
 GPUS = 4
@@ -34,7 +44,7 @@ GANGS = "/apis/gpu.scheduling/v1/namespaces/{}/gpugangs/" + GANG
 class Kind:
     """A kind of owner: its operator, its path, and its spec of the templates of leader and worker."""
 
-    operator: type[Operator]
+    operator: type[OperatorProcess]
     api: str
     plural: str
     kind: str
@@ -85,31 +95,56 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def beside_operators() -> Iterator[Installation]:
-    """A cluster with Atoll and all operators: 16 GPUs on two machines."""
+    """A cluster with Atoll: 16 GPUs on two machines."""
     nodes = [DevNodeSpec(f"hopper-{number}", profile="dgx-h100") for number in range(2)]
     with DevCluster.start(f"owners-{uuid4().hex[:6]}", nodes=nodes, scheduler=False) as cluster:
         installed = Installation(cluster, options=OPTIONS)
         installed.install()
-        for kind in KINDS.values():
-            kind.operator(cluster).install()
         yield installed
 
 
-@pytest.fixture(params=KINDS)
-def owner(beside_operators: Installation, request: pytest.FixtureRequest) -> Iterator[Owner]:
+@pytest.fixture(scope="module", params=KINDS)
+def kind(beside_operators: Installation, request: pytest.FixtureRequest) -> Kind:
+    """A kind of owner whose operator runs in the cluster."""
+    kind = KINDS[request.param]
+    kind.operator(beside_operators.cluster).install()
+    return kind
+
+
+@pytest.fixture(scope="module")
+def kueue(beside_operators: Installation) -> None:
+    """Kueue in the same cluster; it manages what names a queue."""
+    Kueue(beside_operators.cluster).install(settings={"integrations": {"frameworks": FRAMEWORKS}})
+    make_flavors(RealCluster(beside_operators, "default"))
+
+
+@pytest.fixture
+def owner(beside_operators: Installation, kind: Kind) -> Iterator[Owner]:
     """A namespace with an owner of a gang; it is deleted with the test."""
     with RealCluster.of_one_test(beside_operators) as world:
-        owner = Owner(world, KINDS[request.param])
+        owner = Owner(world, kind)
         yield owner
         owner.delete()
+
+
+@pytest.fixture
+def queued_owner(beside_operators: Installation, kind: Kind, kueue: None) -> Iterator[Owner]:
+    """A namespace with an owner of a gang in a queue of Kueue."""
+    with RealCluster.of_one_test(beside_operators) as world:
+        queues = Queues(world, quota=WORKERS * GPUS, completes=False)
+        owner = Owner(world, kind, labels={QUEUE_LABEL: QUEUE})
+        yield owner
+        owner.delete()
+        queues.leave()
 
 
 class Owner:
     """One owner of a gang in the namespace of a test."""
 
-    def __init__(self, world: RealCluster, kind: Kind) -> None:
+    def __init__(self, world: RealCluster, kind: Kind, *, labels: dict[str, str] | None = None) -> None:
         self.world = world
         self.kind = kind
+        self._labels = labels or {}
         self.path = f"/apis/{kind.api}/namespaces/{world.namespace}/{kind.plural}/{GANG}"
 
     def create(self) -> None:
@@ -118,7 +153,11 @@ class Owner:
         body = {
             "apiVersion": self.kind.api,
             "kind": self.kind.kind,
-            "metadata": {"name": GANG, "annotations": {"ray.io/overwrite-container-cmd": "true"}},
+            "metadata": {
+                "name": GANG,
+                "labels": self._labels,
+                "annotations": {"ray.io/overwrite-container-cmd": "true"},
+            },
             "spec": self.kind.spec(self._template(None), self._template("gpus")),
         }
         self.world.cluster.api.request("POST", self.path.removesuffix(f"/{GANG}"), body)
@@ -182,6 +221,15 @@ class Owner:
 def test_a_gang_of_an_owner_starts_whole_survives_its_members_and_comes_back(owner: Owner) -> None:
     """Four GPUs are somebody else's: no member runs. They are freed: all run. A worker dies, the leader dies, the gang
     is switched off and on: each time all members run again, and a gang that is off holds nothing."""
+    _live(owner)
+
+
+def test_so_does_one_in_a_queue_of_kueue(queued_owner: Owner) -> None:
+    """Kueue suspends and resumes the owner, or gates its pods; Atoll stops it through Kueue's Workload."""
+    _live(queued_owner)
+
+
+def _live(owner: Owner) -> None:
     world = owner.world
     world.claim("four", 4)
     world.pod("somebody", "four")

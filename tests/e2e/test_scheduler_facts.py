@@ -1,5 +1,6 @@
 """Behaviour of kube-scheduler on which Atoll relies: the real one, the shipped configuration, and a stub extender."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from uuid import uuid4
 import pytest
 
 from atoll.api import names
+from atoll.cluster.host_fit import free
+from atoll.cluster.objects import decode_node, decode_pod
 from devcluster import DevCluster
 from devcluster.installation import DEPLOY, shipped_scheduler_flags
 
@@ -28,14 +31,15 @@ class Stage:
         self.cluster = cluster
         self.folder = folder
 
-    def create_node(self) -> None:
-        """Create a Ready node with one GPU that no kubelet looks after."""
-        size = {"cpu": "8", "memory": "16Gi", "pods": "110", names.GPU_RESOURCE: "1"}
+    def create_node(self, name: str, size: dict[str, str]) -> None:
+        """Create a Ready node of this size that no kubelet looks after."""
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        path = f"/api/v1/nodes/{name}"
         ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
         status = {"allocatable": size, "capacity": size, "conditions": [ready]}
-        self.cluster.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "one"}, "spec": {}})
-        self.cluster.api.request("PATCH", "/api/v1/nodes/one/status", {"status": status}, content_type=MERGE)
-        self.wait(lambda: not self.cluster.api.get("/api/v1/nodes/one")["spec"].get("taints"), "the node to be open")
+        self.cluster.api.request("POST", "/api/v1/nodes", {"metadata": metadata, "spec": {}})
+        self.cluster.api.request("PATCH", f"{path}/status", {"status": status}, content_type=MERGE)
+        self.wait(lambda: not self.cluster.api.get(path)["spec"].get("taints"), f"node {name} to be open")
 
     def create_pod(self) -> str:
         """Create a pod that wants the GPU, and return its name."""
@@ -92,7 +96,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         for file in ("namespaces.yaml", "crds", "rbac"):
             cluster.kubectl("apply", "-f", str(DEPLOY / file), check=True)
         stage = Stage(cluster, folder)
-        stage.create_node()
+        stage.create_node("one", {"cpu": "8", "memory": "16Gi", "pods": "110", names.GPU_RESOURCE: "1"})
         cluster.spawn("stub", [sys.executable, str(STUB), str(folder)])
         identity = cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, "atoll-scheduler")
         cluster.start_scheduler(DEPLOY / "scheduler" / "config.yaml", identity, flags=shipped_scheduler_flags())
@@ -169,3 +173,59 @@ def test_deleting_a_lease_wakes_nobody(stage: Stage, two_refused: tuple[str, str
     stage.wait_refused_twice(stage.create_pod())
 
     assert stage.calls("filter", second) == 2
+
+
+RESIZES: dict[str, tuple[str, str, str, str]] = {
+    "not-looked-at": ("2", "", "", ""),
+    "larger-not-given": ("4", "2", "2", ""),
+    "smaller-not-taken": ("1", "2", "2", ""),
+    "promised-more": ("2", "1", "3", ""),
+    "larger-later": ("4", "2", "2", "Deferred"),
+    "larger-never": ("100", "2", "2", "Infeasible"),
+    "larger-never-promised-more": ("100", "2", "3", "Infeasible"),
+}
+"""Cores asked, run with and promised, and why the kubelet has not resized the pod yet."""
+CORES = 64
+
+
+def resize(stage: Stage, name: str) -> int:
+    """Create a node with one pod that is being resized; return what Atoll counts as free there, in thousandths."""
+    asked, runs_with, promised, why = RESIZES[name]
+    size = {"cpu": str(CORES), "memory": "16Gi", "pods": "110"}
+    stage.create_node(name, size)
+    container = {"name": "c", "image": "none", "resources": {"requests": {"cpu": asked}}}
+    spec = {"nodeName": name, "containers": [container], "tolerations": [{"operator": "Exists"}]}
+    stage.cluster.api.request("POST", PODS, {"metadata": {"name": name}, "spec": spec})
+    told: dict[str, Any] = {"name": "c", "ready": True, "restartCount": 0, "image": "none", "imageID": ""}
+    if runs_with:
+        told |= {"resources": {"requests": {"cpu": runs_with}}, "allocatedResources": {"cpu": promised}}
+    conditions = [{"type": "PodResizePending", "status": "True", "reason": why}] if why else []
+    status = {"phase": "Running", "conditions": conditions, "containerStatuses": [told] if runs_with else []}
+    stage.cluster.api.request("PATCH", f"{PODS}/{name}/status", {"status": status}, content_type=MERGE)
+    read = {kind: json.dumps(stage.cluster.api.get(path)).encode() for kind, path in
+            (("pod", f"{PODS}/{name}"), ("node", f"/api/v1/nodes/{name}"))}  # fmt: skip
+    return free(decode_node(read["node"]), [decode_pod(read["pod"])])["cpu"]
+
+
+def probe(stage: Stage, name: str, *, cpu: int) -> None:
+    """Create a pod that wants so much of one node."""
+    container = {"name": "c", "image": "none", "resources": {"requests": {"cpu": f"{cpu}m"}}}
+    spec = {"nodeSelector": {"kubernetes.io/hostname": name}, "containers": [container]}
+    stage.cluster.api.request("POST", PODS, {"metadata": {"name": f"probe-{name}"}, "spec": spec})
+
+
+def test_kube_scheduler_counts_a_resized_pod_as_atoll_does(stage: Stage) -> None:
+    """On a node with one such pod, a pod that wants a thousandth more than is free by our count waits; one that wants
+    exactly that is bound."""
+    counted = {name: resize(stage, name) for name in RESIZES}
+    for name, cpu in counted.items():
+        probe(stage, name, cpu=cpu + 1)
+    for name in RESIZES:
+        stage.wait(lambda name=name: "Insufficient cpu" in stage.message(f"probe-{name}"), f"{name} to be too full")
+        stage.cluster.kubectl("delete", "pod", f"probe-{name}", "--force", "--grace-period=0", check=True)
+    for name, cpu in counted.items():
+        probe(stage, name, cpu=cpu)
+
+    for name in RESIZES:
+        path = f"{PODS}/probe-{name}"
+        stage.wait(lambda path=path: stage.cluster.api.get(path)["spec"].get("nodeName"), f"{name} to have room")

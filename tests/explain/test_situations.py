@@ -218,6 +218,12 @@ SITUATIONS: dict[str, ExpectedAnswer] = {
         (names.REJECT_PAST_NODE, "the report is of Node uid-of-another, the node's uid is uid-of-n1"),
         (ADD,),
     ),
+    "a pod runs there of which the API server knows nothing": ExpectedAnswer(
+        situation({"n1": {"status": {"pods": [{"uid": "bound-after-the-backup", "live": True}]}}}, [], waiting(1)),
+        PodState.UNKNOWN,
+        (names.REJECT_UNKNOWN_POD, "pods of the uids bound-after-the-backup run there"),
+        (ADD,),
+    ),
     "the report was edited by hand and contradicts itself": ExpectedAnswer(
         situation({"n1": {"devices": {1: {"id": 0}}}}, [], waiting(1)),
         PodState.UNKNOWN,

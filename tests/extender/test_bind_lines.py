@@ -23,6 +23,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.listening import kubeconfig
 
 BORN_SECONDS_AGO = 90.0
+ANSWER_SECONDS = 8.0
 
 
 @dataclass
@@ -33,6 +34,11 @@ class BindBench:
     mirror: FakeMirror
     binder: Binder
     told: list[CompletedBind]
+    clock: ManualClock
+
+    def free_count(self) -> int:
+        """Return how many GPUs of n1 other pods may have."""
+        return self.mirror.ledger.free("n1", now_seconds=self.clock.monotonic_seconds()).bit_count()
 
 
 @pytest.fixture
@@ -50,10 +56,10 @@ async def bench(tmp_path: Path) -> AsyncIterator[BindBench]:
         FakeApiServer().running() as server,
         await ApiClient.connect(kubeconfig(tmp_path, server.url)) as client,
     ):
-        settings = BinderSettings(8.0, 60.0, VisibleDevices.UUID)
+        settings = BinderSettings(ANSWER_SECONDS, 60.0, VisibleDevices.UUID)
         binder = Binder(client, cast("ClusterMirror", mirror), clock, settings, new_token=lambda: "attempt-1")
         binder.observer = told.append
-        yield BindBench(server, mirror, binder, told)
+        yield BindBench(server, mirror, binder, told, clock)
 
 
 CALL = BindCall("p", "team", "u1", "n1")
@@ -74,6 +80,17 @@ async def test_a_bind_is_one_line_and_one_observation(bench: BindBench) -> None:
     assert [lease["metadata"]["annotations"][names.LEASE_ATTEMPT] for lease in leases] == ["attempt-1"] * 2
     assert [(bound.policy, bound.relative_quality) for bound in bench.told] == [("contiguous", 1.0)]
     assert bench.told[0].waited_seconds == pytest.approx(BORN_SECONDS_AGO, abs=1.0)
+
+
+async def test_what_a_bind_gave_out_is_spoken_for_until_the_watch_shows_it(bench: BindBench) -> None:
+    """For as long as an answer may take: a watch that stands still keeps nothing for ever."""
+    assert await bench.binder.bind(CALL) == ""
+
+    assert bench.free_count() == 6
+    await bench.clock.advance(ANSWER_SECONDS - 1.0)
+    assert bench.free_count() == 6
+    await bench.clock.advance(2.0)
+    assert bench.free_count() == 8
 
 
 async def test_a_refused_bind_is_one_line_with_its_reason(bench: BindBench) -> None:

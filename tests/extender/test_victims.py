@@ -302,6 +302,25 @@ def test_keeping_ends_with_the_nomination(end: Any) -> None:
     assert ledger.kept("high") is None
 
 
+@pytest.mark.parametrize(
+    ("is_member", "more", "keeps"),
+    [
+        pytest.param(False, {}, True, id="waits"),
+        pytest.param(False, {"schedulingGates": [{"name": "example.com/gate"}]}, False, id="gated"),
+        pytest.param(True, {"schedulingGates": [{"name": names.GANG_GATE}]}, True, id="gated-member"),
+        pytest.param(True, {"node": "n1"}, False, id="bound-member"),
+        pytest.param(True, {"phase": "Failed"}, False, id="failed-member"),
+    ],
+)
+def test_only_who_waits_keeps_what_its_annotation_says(is_member: bool, more: dict[str, Any], keeps: bool) -> None:
+    """Members of a gang wait behind its gate."""
+    annotations = {names.KEPT: "n1:0,1", **({names.GANG: "g"} if is_member else {})}
+    ledger = scene()
+    ledger.put_pod(make_pod("w", uid="w", gpus=2, annotations=annotations, priority=10, **more))
+
+    assert (ledger.kept("w") is not None) is keeps
+
+
 def test_nomination_by_a_wake_up_keeps_nothing() -> None:
     """That pod fits at once; what it will take is expected, as for every pod between filter and bind."""
     ledger = scene()

@@ -158,7 +158,8 @@ class FakeApiServer:
                 return status(409, "Conflict", f"{key} differs")
         if method == "DELETE":
             return web.json_response(self.remove(path))
-        return web.json_response(self.put(path, merge(current, body)))
+        changed = merge(current, body)
+        return web.json_response(current if changed == current else self.put(path, changed))
 
     def _list(self, path: str, query: dict[str, str]) -> web.Response:
         items = self._collection(path)

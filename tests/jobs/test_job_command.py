@@ -246,6 +246,54 @@ def tpu_hosts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("text", "settings", "told"),
+    [
+        ("ext_ml_gpu_count: 8\n", "attribute_bounds: {gpu_count: 4}", "ext_ml_gpu_count is 8: may be at most 4"),
+        ("resources: {gpu_count: 8}\n", "attribute_bounds: {gpu_count: 4}", "ext_ml_gpu_count is 8: may be at most 4"),
+        ("ext_ml_model_id: ours/a\n", "model_ids: [theirs/*]", "ext_ml_model_id is 'ours/a': must be one of theirs/*"),
+        ("model_id: ours/a\n", "model_ids: [theirs/*]", "ext_ml_model_id is 'ours/a': must be one of theirs/*"),
+        ("ext_ml_node_selector: {zone: a}\n", "selector_keys: [rack]", "ext_ml_node_selector.zone is 'zone': must be"),
+        ("policy: {node_selector: {zone: a}}\n", "selector_keys: [rack]", "policy.node_selector.zone must be"),
+        (
+            "policy: {node_selector: {zone: a}}\n",
+            "forbidden_selector_keys: [zone]",
+            "policy.node_selector.zone must be",
+        ),
+        ("policy: {node_selector: {security_zone: a}}\n", "{}", "policy.node_selector.security_zone must be a label"),
+    ],
+)
+def test_limits_of_the_administrator_hold_wherever_a_job_says_it(
+    file: Path, tmp_path: Path, text: str, settings: str, told: str
+) -> None:
+    """Bounds, models and labels of nodes, in an attribute or in a field of the same meaning."""
+    file.write_text(JOB + text)
+    (tmp_path / "settings.yaml").write_text(settings)
+    status, _, complaint = run("validate", "-f", file, "--settings", tmp_path / "settings.yaml")
+
+    assert status == 1
+    assert told in complaint
+
+
+def test_a_registry_in_the_cluster_is_allowed_by_the_administrator(file: Path, tmp_path: Path) -> None:
+    """Otherwise only public hosts are."""
+    file.write_text(GPUS + "ext_ml_model_registry_uri: mlflow://registry.svc/model/1\n")
+    (tmp_path / "settings.yaml").write_text("registry_hosts: [registry.svc]\n")
+
+    assert run("validate", "-f", file)[0] == 1
+    assert run("validate", "-f", file, "--settings", tmp_path / "settings.yaml")[0] == 0
+
+
+def test_a_bound_of_no_attribute_is_refused(file: Path, tmp_path: Path) -> None:
+    """It would bound nothing."""
+    file.write_text(JOB)
+    (tmp_path / "settings.yaml").write_text("attribute_bounds: {gpus: 4}\n")
+    status, _, told = run("validate", "-f", file, "--settings", tmp_path / "settings.yaml")
+
+    assert status != 0
+    assert "bounds names gpus" in told
+
+
 def test_explain_refuses_a_slice_that_no_node_has(file: Path, tpu_hosts: Path) -> None:
     """A shape that no machine has comes by no waiting; a shape that exists may be busy."""
     text = (EXAMPLES / "tpu.yaml").read_text()

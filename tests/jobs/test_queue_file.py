@@ -81,6 +81,14 @@ def test_names_and_namespaces_follow_from_the_tenant() -> None:
         ("      - {flavors: [{flavor: h100, quota: {gpu: 1, gpu.scheduling/gpu: 1}}]}\n", "names a resource twice"),
         ("      - {flavors: [{flavor: h100, quota: {gpu: 8}}], stop: now}\n", "must be one of"),
         ("      - {flavors: [{flavor: h100, quota: {gpu: 8}}], wieght: 2}\n", "wieght is 2: is not known"),
+        (
+            "      - {flavors: [{flavor: h100, quota: {gpu: 8}}], ml_limits: {max_gpus: 4}}\n",
+            "tenants[0].queues[0].ml_limits.max_gpus is not known; did you mean",
+        ),
+        (
+            "      - {flavors: [{flavor: h100, quota: {gpu: 8}}], ml_defaults: {cpu_cores: 0}}\n",
+            "tenants[0].queues[0].ml_defaults.ext_ml_cpu_cores is 0: must be",
+        ),
         ("      - {critical: true, flavors: [{flavor: h100, quota: {gpu: 8}}]}\n", "has only a critical queue"),
         (
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n" * 2,

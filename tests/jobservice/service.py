@@ -16,7 +16,7 @@ from jobs.authentication import Authenticator, Identity, NotIdentified
 from jobs.chooser import NO_SNAPSHOT, ClusterChooser
 from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database
-from jobs.limits import UserLimits
+from jobs.limits import RateLimits
 from jobs.pod_exec import ExecResult
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord, RegisteredCluster
@@ -150,7 +150,10 @@ class JobService:
             prices=PRICES,
             secrets=SecretBox(SECRET_KEY),
             audit=AuditTrail(database, self.clock),
-            limits=UserLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
+            limits=RateLimits(settings.requests_per_second, settings.requests_burst, now=self.clock.monotonic_seconds),
+            queue_limits=RateLimits(
+                settings.gpu_jobs_per_second, settings.gpu_jobs_burst, now=self.clock.monotonic_seconds
+            ),
             logs=self.logs,
             commands=self.commands,
             links=self.links,

@@ -272,7 +272,13 @@ async def test_usage_is_summed_as_asked_for_those_who_may_see_it(accounts: Accou
 
 @pytest.mark.parametrize(
     "query",
-    ["start=2026-01-31T12:00:00Z&end=2026-01-31T11:00:00Z", "start=2020-01-01T00:00:00Z", "by=colour", "start=x"],
+    [
+        "start=2026-01-31T12:00:00Z&end=2026-01-31T11:00:00Z",
+        "start=2020-01-01T00:00:00Z",
+        "by=colour",
+        "start=x",
+        "start=0.5",
+    ],
 )
 async def test_times_and_groups_that_make_no_sense_are_refused(accounts: Accounts, query: str) -> None:
     """An end before the start, more than a year, unknown groups, no time at all."""

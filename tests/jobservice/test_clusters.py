@@ -1,6 +1,7 @@
 """Several clusters: who registers and sees them, the choice of one, draining, forced removal, and one that fails."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -8,13 +9,15 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.orm import Session
 
+from atoll.cluster.objects import Metadata, Node, NodeStatus
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
 from atoll.jobs.fitting import capacity_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import as_stored
 from atoll.jobs.states import JobState
 from atoll.kube.errors import Unanswered
-from jobs.chooser import quota_of
+from atoll.ml.tables import TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL
+from jobs.chooser import NO_SNAPSHOT, quota_of
 from jobs.cluster_store import (
     ClusterTerms,
     activate_cluster,
@@ -472,3 +475,19 @@ async def test_forced_removal_reaches_every_state(tmp_path: Path) -> None:
     assert failed == 5
     assert {one.state for one in found} == {"failed"}
     assert all("local was removed by force by ops" in one.message for one in found)
+
+
+async def test_a_slice_that_no_node_has_is_refused(service: JobService) -> None:
+    """It would wait for ever; a slice of a shape that is there may be busy, and a silent cluster refuses nothing."""
+    labels = {TPU_TYPE_LABEL: "tpu-v5-lite-podslice", TPU_TOPOLOGY_LABEL: "4x4"}
+    host = Node(Metadata("host", labels=labels), status=NodeStatus(allocatable={"google.com/tpu": "4"}))
+    service.links.snapshots["local"] = replace(NO_SNAPSHOT, nodes=(host,))
+    told = {"job_type": "training", "ext_ml_tpu_type": "v5e"}
+    there = await service.submit("there", **told, ext_ml_tpu_topology="4x4")
+    never = await service.submit("never", **told, ext_ml_tpu_topology="4x8")
+    service.links.snapshots["local"] = TimeoutError()
+    silent = await service.submit("silent", **told, ext_ml_tpu_topology="4x8")
+
+    assert [one.status_code for one in (there, never, silent)] == [201, 422, 201]
+    assert never.json()["errors"][0]["field"] == "ext_ml_tpu_topology"
+    assert "cluster local: no worker has v5e 4x8; there is v5e 4x4" in never.text

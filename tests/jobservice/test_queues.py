@@ -1,5 +1,6 @@
 """Queues in the job service: who applies and sees them, the queue of a job, and the keeper of a faulty cluster."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,8 +17,8 @@ from jobs.queue_store import queue_file_of
 from jobs.records import QueueFileRecord
 from tests.fakes.api_server import status
 from tests.jobs.test_queue_file import EXAMPLE
-from tests.jobservice.service import JobService
-from tests.jobservice.world import SERVICE_ID, Faults, ServiceKilled, WorldApi
+from tests.jobservice.service import SETTINGS, JobService
+from tests.jobservice.world import SERVICE_ID, Faults, ServiceKilled, ServiceProcess, WorldApi
 
 QUEUES = "/api/clusters/local/queues"
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
@@ -185,3 +186,80 @@ async def test_a_drained_cluster_admits_nothing_and_is_left_without_queues(servi
     assert held == {"Hold"}
     assert removed.status_code == 200, removed.text
     assert {one["kind"] for one in objects.values()} == {"Namespace", "PriorityClass"}
+
+
+RULED = """\
+flavors: [{name: any}]
+tenants:
+  - name: acme
+    queues:
+      - flavors: [{flavor: any, quota: {gpu: 64}}]
+        ml_defaults: {ext_ml_timeout_seconds: 600, ext_ml_gpu_type: nvidia-a100}
+        ml_limits: {max_gpu_count: 4, max_timeout_seconds: 3600, allowed_gpu_types: [a100]}
+"""
+
+
+async def test_a_queue_fills_gaps_and_refuses_what_exceeds_it(service: JobService) -> None:
+    """Its defaults are in the job that is recorded; a job beyond a limit is refused with each field."""
+    await service.call("PUT", QUEUES, by="ops", content=RULED)
+    filled = await service.submit("filled", ext_ml_gpu_count=2)
+    refused = await service.submit("refused", ext_ml_gpu_count=8, policy={"max_runtime": 7200})
+    wrong = await service.submit("wrong", ext_ml_accelerator="cpu")
+
+    assert filled.status_code == 201, filled.text
+    assert filled.json()["job"]["attributes"]["ext_ml_timeout_seconds"] == 600
+    assert filled.json()["estimate"]["gpu_type"] == "nvidia-a100"
+    assert (refused.status_code, wrong.status_code) == (422, 422)
+    assert {one["field"] for one in refused.json()["errors"]} == {"ext_ml_gpu_count", "ext_ml_timeout_seconds"}
+    assert "it is a default of queue tenant-acme-queue" in wrong.text
+
+
+async def test_a_repeated_submission_is_the_same_job_after_the_defaults_changed(service: JobService) -> None:
+    """They are no part of the request."""
+    headers, job = {"Idempotency-Key": str(uuid4())}, {"name": "tune", "job_type": "batch", "ext_ml_gpu_count": 1}
+    job |= {"container": {"image": "busybox:1"}}
+    answers = []
+    for seconds in (600, 700):
+        await service.call("PUT", QUEUES, by="ops", content=RULED.replace("600", str(seconds)))
+        answers.append(await service.call("POST", "/api/clusters/local/jobs", json=job, headers=headers))
+
+    assert [one.status_code for one in answers] == [201, 200]
+    assert answers[0].json()["id"] == answers[1].json()["id"]
+
+
+async def test_a_queue_takes_jobs_with_gpus_at_a_limited_rate(tmp_path: Any) -> None:
+    """Whoever is refused learns when to come back; jobs without GPUs are not counted."""
+    database = opened(f"sqlite:///{tmp_path}/jobs.db")
+    settings = SETTINGS.model_copy(update={"gpu_jobs_per_second": 0.5, "gpu_jobs_burst": 2})
+    async with JobService.of(database, settings=settings) as service:
+        await service.call("PUT", QUEUES, by="ops", content=EXAMPLE.read_text())
+        answers = [await service.submit(f"job-{number}", ext_ml_gpu_count=1) for number in range(3)]
+        without = await service.submit("plain")
+        await service.clock.advance(2)
+        later = await service.submit("later", ext_ml_gpu_count=1)
+
+        assert [one.status_code for one in answers] == [201, 201, 429]
+        assert answers[2].headers["Retry-After"] == "1"
+        assert "queue tenant-acme-queue of cluster local" in answers[2].json()["detail"]
+        assert (without.status_code, later.status_code) == (201, 201)
+    database.close()
+
+
+async def test_a_job_waits_for_the_budget_of_its_queue(service: JobService) -> None:
+    """It is recorded and says what it waits for; it starts when another one has ended. Of jobs that look at once, no
+    more enter than the budget has room for."""
+    service.world.plays = False
+    await service.call("PUT", QUEUES, by="ops", content=RULED.replace("max_gpu_count: 4", "max_total_gpus: 5"))
+    ids = [(await service.submit(f"job-{number}", ext_ml_gpu_count=2)).json()["id"] for number in range(3)]
+    process = ServiceProcess(service.world, service.database._engine)
+    await asyncio.gather(*(process.look_at(job_id) for job_id in ids))
+    states = [(await service.call("GET", f"/api/clusters/local/jobs/{job_id}")).json() for job_id in ids]
+    waiting = next(one for one in states if one["status"] == "pending")
+
+    assert sorted(one["status"] for one in states) == ["admitted", "admitted", "pending"]
+    assert "4 of 5 GPUs of queue tenant-acme-queue are in use and the job asks for 2" in waiting["message"]
+    service.world.settle()
+    for job_id in ids:
+        await process.look_at(job_id)
+    await process.look_at(waiting["id"])
+    assert (await service.call("GET", f"/api/clusters/local/jobs/{waiting['id']}")).json()["status"] == "admitted"

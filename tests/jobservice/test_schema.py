@@ -28,10 +28,14 @@ CONFIGURATION = """\
 "path.cluster" = "local"
 "path.job_id" = "{job_id}"
 
+[checks.negative_data_rejection]
+expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
+
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "400", "401", "403", "404", "409", "415", "422", "5xx"]
 """
-"""Rules over several fields, such as a deadline after the start, are no part of a JSON Schema: 422 is their answer."""
+"""A list with too many entries may also be a body that is too large. Rules over several fields, such as a deadline
+after the start, are no part of a JSON Schema: 422 is their answer."""
 
 
 class OneToken:
@@ -80,7 +84,7 @@ def test_the_service_answers_as_it_is_described(served: tuple[str, str], tmp_pat
         "--exclude-checks",
         NOT_MEANT,
         "--phases",
-        "fuzzing,stateful",
+        "coverage,fuzzing,stateful",
         "--max-examples",
         str(EXAMPLES),
         "--seed",

@@ -7,8 +7,10 @@ from uuid import uuid4
 
 import pytest
 
+from atoll.jobs.costs.estimates import CostEstimate, JobKind
 from atoll.jobs.model import Job
 from atoll.jobs.states import IllegalStep, JobState, JobStep
+from atoll.ml.queue_rules import QueueUsage
 from jobs.database import Database
 from jobs.errors import JobUnknown, KeyReused, NameTaken, RecordChanged
 from jobs.records import JobRecord
@@ -21,6 +23,7 @@ from jobs.store import (
     get_job,
     list_events,
     list_jobs,
+    queue_usage,
     retry_job,
     service_id,
     take_step,
@@ -61,6 +64,31 @@ async def test_a_job_comes_back_as_it_was_given(database: Database) -> None:
     assert (found.state, found.created_at, found.namespace, found.attempt) == ("pending", NOW, "tenant-acme", 1)
     assert [(one.what, one.state, one.actor, one.at) for one in events] == [("create", "pending", "ann", NOW)]
     assert total == 1
+
+
+async def test_the_usage_of_a_queue_counts_jobs_with_gpus_in_the_cluster(database: Database) -> None:
+    """Whether the job names the queue or the service chose it; none that waits, has ended, or is in another queue."""
+    rows = [
+        ("named", 2, "q", None, JobStep.SUBMIT),
+        ("chosen", 4, None, "q", JobStep.SUBMIT),
+        ("without", 0, None, "q", JobStep.SUBMIT),
+        ("waiting", 8, None, "q", None),
+        ("ended", 8, None, "q", JobStep.FAIL),
+        ("other", 8, "r", None, JobStep.SUBMIT),
+        ("nowhere", 8, None, None, JobStep.SUBMIT),
+    ]
+    for name, gpus, named, chosen, asked in rows:
+        priced = CostEstimate(JobKind("batch", "", gpus), None, None, ())
+        policy = {"queue_name": named} if named is not None else {}
+        new = replace(new_job(name, policy=policy), queue_name=chosen, estimate=priced)
+        record, _ = await database.write(lambda session, new=new: create_job(session, new, NOW, job_id=str(uuid4())))
+        if asked is not None:
+            await database.write(
+                lambda session, record=record, asked=asked: take_step(session, record.id, asked, now=NOW)
+            )
+
+    assert await database.read(lambda session: queue_usage(session, "local", "q")) == QueueUsage(2, 6)
+    assert await database.read(lambda session: queue_usage(session, "other", "q")) == QueueUsage(0, 0)
 
 
 async def test_moments_of_any_zone_are_the_same_moments(database: Database) -> None:

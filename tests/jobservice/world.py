@@ -3,6 +3,7 @@
 Tests move the time. A seeded generator decides what happens to a job, so a seed determines the history.
 """
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -111,7 +112,8 @@ class WorldApi:
         return Listing([decode(json.dumps(one).encode()) for one in items], "1")
 
     async def create(self, path: str, body: Mapping[str, Any], **_options: Any) -> bytes:
-        """POST."""
+        """POST. Other tasks run before the answer."""
+        await asyncio.sleep(0)
         return self._faults.write(lambda: self._world.answer("POST", path, dict(body)), lambda: _unanswered(path))
 
     async def patch(self, path: str, body: Mapping[str, Any], **_options: Any) -> bytes:

@@ -8,6 +8,8 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +19,7 @@ from atoll.kube import credentials as module
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import Credentials, default_namespace
 from atoll.kube.errors import ConfigurationError, Unanswered
-from tests.fakes.listening import kubeconfig
+from tests.fakes.listening import kubeconfig, listening
 from tests.kube.conftest import no_wait
 from tests.service.certificates import Authority
 
@@ -297,6 +299,87 @@ async def test_a_kubeconfig_that_is_replaced_is_taken_up(tmp_path: Path, monkeyp
 
     assert await credentials.headers() == {"Authorization": "Bearer t2"}
     assert credentials.host == "http://127.0.0.1:2"
+
+
+async def test_another_proxy_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`proxy-url` of the kubeconfig changes, or goes: the next request follows."""
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+
+    async def seen(request: web.Request) -> web.Response:
+        return web.json_response({"by": request.url.host, "port": request.transport.get_extra_info("sockname")[1]})
+
+    def configure(proxy: str | None) -> Path:
+        path = kubeconfig(tmp_path, "http://api.example", {"token": "t1"})
+        content = yaml.safe_load(path.read_text())
+        content["clusters"][0]["cluster"] |= {"proxy-url": proxy} if proxy else {}
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", seen)
+    async with (
+        listening(app) as first,
+        listening(app) as second,
+        await ApiClient.connect(configure(first), sleep=no_wait) as client,
+    ):
+        answers = [json.loads(await client.get("/x"))]
+        configure(second)
+        answers.append(json.loads(await client.get("/x")))
+        configure(None)
+        with pytest.raises(Unanswered):
+            await client.request("GET", "/x", retry=False)
+
+    assert [f"http://127.0.0.1:{one['port']}" for one in answers] == [first, second]
+
+
+@pytest.mark.parametrize("fails_at", [1, 2], ids=["first reading", "second reading"])
+async def test_a_certificate_that_is_half_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Server, token and trust stay together as they were, whenever a file turns out to be broken, and the whole is
+    taken up once it can be read."""
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+    Authority("cluster").write_certificate(tmp_path / "ca.crt")
+    credentials = await Credentials.load(tls_kubeconfig(tmp_path, "https://127.0.0.1:1", inline=False, token="t1"))
+    trusted, readings, make_context = credentials.ssl_context, list[object](), module._ssl_context
+
+    def broken_context(configuration: Any) -> ssl.SSLContext:
+        readings.append(configuration)
+        if len(readings) == fails_at:
+            raise ssl.SSLError("no start line")
+        return make_context(configuration)
+
+    monkeypatch.setattr(module, "_ssl_context", broken_context)
+    tls_kubeconfig(tmp_path, "https://127.0.0.1:2", inline=False, token="t2")
+    broken = await credentials.headers(), credentials.host, credentials.ssl_context is trusted
+
+    assert broken == ({"Authorization": "Bearer t1"}, "https://127.0.0.1:1", True)
+    assert await credentials.headers() == {"Authorization": "Bearer t2"}
+    assert credentials.host == "https://127.0.0.1:2"
+
+
+async def test_a_file_that_changes_while_it_is_loaded_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever compares with what is there after loading takes the old content for the new."""
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+    load = module._import_library
+
+    def load_slowly() -> Any:
+        config, configuration = load()
+
+        async def load_kube_config(**options: Any) -> Any:
+            loader = await config.load_kube_config(**options)
+            monkeypatch.setattr(module, "_import_library", load)
+            kubeconfig(tmp_path, URL, {"token": "t2"})
+            return loader
+
+        return SimpleNamespace(load_kube_config=load_kube_config), configuration
+
+    monkeypatch.setattr(module, "_import_library", load_slowly)
+    credentials = await Credentials.load(kubeconfig(tmp_path, URL, {"token": "t1"}))
+
+    assert await credentials.headers() == {"Authorization": "Bearer t2"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "gone"])

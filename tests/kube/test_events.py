@@ -8,6 +8,7 @@ import pytest
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.events import (
+    GOODBYE_SECONDS,
     KEYS_MAX,
     NAMESPACE_KEYS_MAX,
     RESERVED_KEYS,
@@ -16,7 +17,7 @@ from atoll.kube.events import (
     EventRecorder,
     ObjectReference,
 )
-from tests.fakes.api_server import FakeApiServer, answering
+from tests.fakes.api_server import FakeApiServer, answering, hang
 from tests.fakes.clock import ManualClock, until
 
 POD = ObjectReference("v1", "Pod", "trainer-0", "team", "u1")
@@ -226,3 +227,19 @@ async def test_what_is_recorded_last_is_still_written(
     await asyncio.gather(task, return_exceptions=True)
 
     assert len(server.objects) == 1
+
+
+async def test_a_server_that_does_not_answer_keeps_nobody_from_ending(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """A leader that lost its Lease must have ended before another may lead, or its process is ended by force."""
+    server.fail(hang, times=3)
+    task = asyncio.create_task(recorder.run())
+    await until(lambda: clock.sleepers)
+    for note in ("one", "two", "three"):
+        bound(recorder, note=note)
+    task.cancel()
+    await until(lambda: server.requests)
+    await clock.advance(GOODBYE_SECONDS)
+
+    await until(task.done, timeout_seconds=3.0)

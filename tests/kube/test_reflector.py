@@ -14,7 +14,7 @@ from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
 from atoll.kube.reflector import Reflector
-from tests.fakes.api_server import FakeApiServer, WatchStream, answering
+from tests.fakes.api_server import FakeApiServer, WatchStream, answering, cut_connection
 from tests.fakes.clock import ManualClock, until
 
 
@@ -190,15 +190,16 @@ async def test_bookmark_moves_the_position(server: FakeApiServer, client: ApiCli
 
 
 async def test_silent_watch_is_given_up(server: FakeApiServer, client: ApiClient, clock: ManualClock) -> None:
-    """A half-open connection never ends by itself: silence beyond the bound starts a new watch."""
+    """A half-open connection never ends by itself: silence beyond the bound starts a new watch, with a list, since
+    nobody knows what happened meanwhile."""
     async with watching(server, client, clock, silence_seconds=0.05) as watched:
         await watched.next_stream()
         await until(watched.reflector.synced.is_set)
 
-        await watched.next_stream()
+        stream = await watched.next_stream()
 
         assert server.count("watch=true") == 2
-        assert "watch failed" in watched.reflector.last_error
+        assert "sendInitialEvents" in stream.query
 
 
 async def test_age_grows_while_blind(server: FakeApiServer, client: ApiClient, clock: ManualClock) -> None:
@@ -345,6 +346,84 @@ async def test_a_restored_server_is_noticed_and_listed_anew(
 
     assert watched.rewinds == 1
     assert watched.reflector.listings_count == 2
+
+
+def stay_away(server: FakeApiServer, stream: WatchStream) -> None:
+    server.fail(answering(503), times=6)
+    stream.close()
+
+
+def refuse_connections(server: FakeApiServer, stream: WatchStream) -> None:
+    server.fail(cut_connection, times=12)
+    stream.break_connection()
+
+
+def compact(server: FakeApiServer, stream: WatchStream) -> None:
+    """`etcdutl snapshot restore --bump-revision --mark-compacted`"""
+    gone_status(server, stream)
+
+
+RESTARTS = [stay_away, refuse_connections, compact]
+
+
+@pytest.mark.parametrize("restart", RESTARTS, ids=lambda restart: restart.__name__)
+@pytest.mark.parametrize("sign", ["older state", "deleted object"])
+async def test_a_restored_server_that_is_ahead_is_known_by_an_object_of_the_past(
+    server: FakeApiServer,
+    client: ApiClient,
+    clock: ManualClock,
+    restart: Callable[[FakeApiServer, WatchStream], None],
+    sign: str,
+) -> None:
+    """Its version says nothing: others wrote in the meantime, or the restore raised it."""
+    server.put(pod("a"), {"metadata": {"uid": "a1"}})
+    backup = dict(server.objects)
+    async with watching(server, client, clock) as watched:
+        stream = await watched.next_stream()
+        await until(watched.reflector.synced.is_set)
+        if sign == "older state":
+            server.put(pod("a"), {"metadata": {"uid": "a1"}, "spec": {"nodeName": "n1"}})
+            await until(lambda: watched.reflector.by_uid["a1"].spec.node_name == "n1")
+        else:
+            server.remove(pod("a"))
+            await until(lambda: not watched.reflector.by_uid)
+        server.sends_events = False
+        server.objects, server.version = backup, 5000
+        server.sends_events = True
+        restart(server, stream)
+        await watched.next_stream()
+        await until(lambda: watched.reflector.listings_count == 2)
+        rewinds_count = watched.rewinds
+        watched.reflector.relist()
+        await watched.next_stream()
+        await until(lambda: watched.reflector.listings_count == 3)
+
+    assert (rewinds_count, watched.rewinds) == (1, 1)
+
+
+@pytest.mark.parametrize("restart", RESTARTS, ids=lambda restart: restart.__name__)
+async def test_a_server_that_comes_back_as_it_was_is_listed_again_and_no_more(
+    server: FakeApiServer,
+    client: ApiClient,
+    clock: ManualClock,
+    restart: Callable[[FakeApiServer, WatchStream], None],
+) -> None:
+    """Only a comparison shows that nothing went back; changes and successors of the time between are usual."""
+    for name in ("same", "changed", "recreated"):
+        server.put(pod(name), {"metadata": {"uid": name}})
+    async with watching(server, client, clock) as watched:
+        stream = await watched.next_stream()
+        await until(watched.reflector.synced.is_set)
+        server.sends_events = False
+        server.put(pod("changed"), {"metadata": {"uid": "changed"}, "spec": {"nodeName": "n1"}})
+        server.put(pod("recreated"), {"metadata": {"uid": "successor"}})
+        server.sends_events = True
+        restart(server, stream)
+        await watched.next_stream()
+        await until(lambda: watched.reflector.listings_count == 2)
+
+    assert watched.rewinds == 0
+    assert set(watched.reflector.by_uid) == {"same", "changed", "successor"}
 
 
 @pytest.mark.parametrize(

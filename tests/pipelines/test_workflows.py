@@ -75,6 +75,23 @@ def test_text_of_an_envelope_is_no_expression() -> None:
     assert document["steps"][0]["config"]["container"]["env"][0]["value"] == '{"note": "$${inputs.secret}"}'
 
 
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ({"timeout": 60}, 60),
+        ({"timeout": 60, "ext_ml_timeout_seconds": 7200}, 7200),
+        ({"timeout": 0}, None),
+        ({}, None),
+    ],
+)
+def test_the_timeout_of_an_envelope_limits_its_job(said: dict[str, Any], seconds: int | None) -> None:
+    """That of the attributes replaces the envelope's own."""
+    workflow = {"workflow_type": "chain", "steps": [{"id": "a", "type": "data.prepare", **said}]}
+    document, _ = made_of(workflow_of(json.dumps(workflow).encode()))
+
+    assert document["steps"][0]["config"].get("policy", {}).get("max_runtime") == seconds
+
+
 def test_a_type_that_nothing_runs_is_refused() -> None:
     """With the step and the known types."""
     workflow = workflow_of(b"workflow_type: chain\nsteps: [{id: a, type: ml.unknown}]")

@@ -37,6 +37,7 @@ UNREADY_SECONDS = TIMEOUT_SECONDS + RECOVERY_SECONDS + 15.0
 LATE_SECONDS = 90.0
 """A gate may open so late where requests are: the gang's time begins with the last one."""
 START_SECONDS = 6.0
+LOOK_SECONDS = 0.5
 REASONS = {
     Verdict.BUSY: {"WaitForRoom", "WaitForOtherGangs", "AdmissionUndone"},
     Verdict.UNKNOWN: {"WaitForNodes"},
@@ -317,15 +318,20 @@ class GangJudge:
         elif self._unready_since.get(name, ("", 0.0))[0] != admission:
             self._unready_since[name] = (admission, self._loop.time())
 
-    def check_start(self, name: str, uid: str) -> None:
-        """This gang was created a while ago, in calm weather: where it fits it has its GPUs by now."""
-        gang = self._server.objects.get(f"{GANGS}/{name}")
-        if (
-            gang is not None
-            and gang["metadata"]["uid"] == uid
-            and condition(gang, names.CONDITION_ADMITTED).get("status") != "True"
-        ):
-            self._break(10, f"gang {name} fits and does not start: {condition(gang, names.CONDITION_ADMITTED)}")
+    def check_start(self, name: str, uid: str, free: Callable[[], Sequence[int]], since: float | None = None) -> None:
+        """In calm weather this gang has its GPUs soon after it fits. `free`: GPUs of each node that nobody holds or
+        uses; those of a predecessor come back when its end is proven. `since`: when the gang was first seen to fit."""
+        gang, job = self._server.objects.get(f"{GANGS}/{name}"), self._jobs.jobs.get(name)
+        admitted = condition(gang, names.CONDITION_ADMITTED) if gang is not None else {}
+        if job is None or gang is None or gang["metadata"]["uid"] != uid or admitted.get("status") == "True":
+            return
+        now = self._loop.time()
+        fits = verdict_of(job.count, job.gpus, free(), ()) is Verdict.FITS
+        since = (now if since is None else since) if fits else None
+        if since is not None and now - since >= START_SECONDS:
+            self._break(10, f"gang {name} fits and does not start: {admitted}")
+            return
+        self._loop.call_later(LOOK_SECONDS, self.check_start, name, uid, free, since)
 
     def check_verdict(self, name: str, reason: str) -> None:
         """A gang waits for this since a while ago, in calm weather: its condition says so."""
@@ -456,7 +462,7 @@ class GangSteps:
         self._jobs.create(step.target, 2, 1)
         if self._world.plan.is_calm:
             uid = self._server.objects[f"{GANGS}/{step.target}"]["metadata"]["uid"]
-            self._world.loop.call_later(START_SECONDS, self._world.gang_judge.check_start, step.target, uid)
+            self._world.gang_judge.check_start(step.target, uid, self._world.free_counts)
 
     def _delete(self, collection: str, name: str) -> bool:
         is_there = f"{collection}/{name}" in self._server.objects

@@ -7,6 +7,7 @@ Lease without a user, no user without a Lease, no pod that waits beside free GPU
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from atoll.api import names
@@ -55,6 +56,8 @@ BOOKMARK_SECONDS = 40.0
 CLEANER_SECONDS = 5.0
 JOBS_SECONDS = 0.5
 REBUILD_SECONDS_MAX = 6.0
+SLOW_THREADS = 0.2
+"""Share of the searches beside an event loop that take so long that much changes meanwhile."""
 COLLECTIONS = {
     "pods": canonical(ALL_PODS),
     "leases": LEASES,
@@ -82,6 +85,7 @@ class SimulatedCluster:
         self.plan = plan
         self.loop = loop
         self.weather = FaultPlan(plan.seed, dict(plan.rates))
+        loop.thread_seconds = self._thread_seconds
         self.server = SimulatedServer()
         self.machines: list[SimulatedNode] = []
         self.excused: set[str] = set()
@@ -169,7 +173,8 @@ class SimulatedCluster:
         """Start a controllers process anew."""
         if (old := self.controllers.get(name)) is not None:
             old.kill()
-        process = self.controllers[name] = ControllersProcess(self.surroundings, name)
+        kubelet = partial(self.loop.call_later, REBUILD_SECONDS_MAX, self._revive_controllers, name)
+        process = self.controllers[name] = ControllersProcess(self.surroundings, name, kubelet)
         self.follow(name, process.session)
 
     def _new_scheduler(self) -> Scheduler:
@@ -547,6 +552,15 @@ class SimulatedCluster:
             if known != uuids:
                 found.append(f"{name} believes {sorted(known)} of {node} free, which are {sorted(uuids)}")
         return found
+
+    def _thread_seconds(self) -> float:
+        """Return how long a search beside an event loop takes: in rough weather sometimes seconds."""
+        is_slow = not self.weather.is_calm and not self.plan.is_calm and self.weather.draw("thread") < SLOW_THREADS
+        return self.weather.between("thread", *((0.5, 4.0) if is_slow else (0.001, 0.05)))
+
+    def free_counts(self) -> list[int]:
+        """Return how many GPUs of each node nobody holds or uses."""
+        return [len(self._free(node)) for node in NODES]
 
     def _free(self, node: str) -> set[str]:
         machine = self.machine(node)

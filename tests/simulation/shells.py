@@ -6,6 +6,7 @@ a process with its memory; requests that it has sent continue.
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -158,10 +159,12 @@ class Idle:
 
 @dataclass(slots=True)
 class ControllersProcess:
-    """One controllers process with its real election and reconcilers."""
+    """One controllers process with its real election and reconcilers. `on_end` is called when it ends by itself,
+    because its work goes on although it lost leadership."""
 
     surroundings: ShellEnvironment
     name: str
+    on_end: Callable[[], object]
     session: SimulatedSession = field(init=False)
     process: runner.ControllerManager = field(init=False)
     _tasks: list[asyncio.Task[Any]] = field(init=False)
@@ -182,7 +185,7 @@ class ControllersProcess:
         _seed(self.process.mirror, self.surroundings.weather.seed)
         elector = self.process.elector
         elector._rng = random.Random(self.surroundings.weather.seed)
-        elector._on_overrun = self.kill
+        elector._on_overrun = self._end
         loop = self.surroundings.loop
         self._tasks = [
             loop.create_task(self.process.mirror.run()),
@@ -209,6 +212,10 @@ class ControllersProcess:
         self.session.die()
         for task in self._tasks:
             task.cancel()
+
+    def _end(self) -> None:
+        self.kill()
+        self.on_end()
 
 
 def _seed(mirror: ClusterMirror, seed: int) -> None:

@@ -15,8 +15,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-THREAD_SECONDS = 0.02
-"""How long work in a thread takes."""
 
 
 class Deadlock(Exception):
@@ -58,6 +56,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._count = 0
         self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
+        self.thread_seconds: Callable[[], float] = lambda: 0.0
+        """How long the next work takes that is given to a thread."""
 
     def __del__(self) -> None:
         """Nothing was opened, and tasks that are thrown away may still look for their loop."""
@@ -81,21 +81,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Call after some virtual seconds."""
         return self.call_at(self._seconds + delay, callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """Work on what is known now, and give the result a while later: the world goes on meanwhile."""
-        future = self.create_future()
-        try:
-            give, result = future.set_result, func(*args)
-        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
-            give, result = future.set_exception, error
-        self.call_later(THREAD_SECONDS, lambda: None if future.done() else give(result))
-        return future
-
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
         """Begin a task; nobody complains when it is thrown away."""
         task = asyncio.Task(coro, loop=self, name=name or "", context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
+
+    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Work at once on what is there, and answer after a while: the world goes on meanwhile."""
+        answer = self.create_future()
+        try:
+            result, fault = func(*args), None
+        except Exception as error:  # noqa: BLE001 - the caller gets it, as from a thread
+            result, fault = None, error
+
+        def come_back() -> None:
+            if not answer.done():
+                answer.set_result(result) if fault is None else answer.set_exception(fault)
+
+        self.call_later(self.thread_seconds(), come_back)
+        return answer
 
     def run_until_complete(self, future: Any) -> Any:
         """Run until the work is done. Raises what it raises, and Deadlock when time cannot go on."""

@@ -182,10 +182,16 @@ def pod_set_of(pod: Pod, spec: GpuGangSpec) -> str:
         named = pod.metadata.labels.get(label, "").lower()
         if named in known:
             return named
-    worker = pod.metadata.labels.get(WORKER_INDEX)
-    if worker is not None and {LEADER, WORKER} <= known:
-        return LEADER if worker == "0" else WORKER
+    role = role_of(pod)
+    if role and {LEADER, WORKER} <= known:
+        return role
     return spec.pod_sets[0].name if len(known) == 1 else ""
+
+
+def role_of(pod: Pod) -> str:
+    """Return LEADER or WORKER for a pod of a LeaderWorkerSet; empty for others."""
+    index = pod.metadata.labels.get(WORKER_INDEX)
+    return "" if index is None else LEADER if index == "0" else WORKER
 
 
 def members_of(

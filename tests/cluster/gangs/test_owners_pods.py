@@ -82,6 +82,12 @@ def lws_pod(group: int, worker: int, size: int) -> Pod:
     return pod(leader if worker == 0 else f"{leader}-{worker}", owner, labels, **notes)
 
 
+def claiming(one: Pod) -> Pod:
+    """The pod with a claim."""
+    annotations = {**one.metadata.annotations, names.CLAIM: "four"}
+    return msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, annotations=annotations))
+
+
 def pytorch_pod(role: str, index: int) -> Pod:
     """A pod of a PyTorchJob; the master has its role twice."""
     labels = {
@@ -230,6 +236,12 @@ def test_a_raycluster_has_its_head_and_its_groups() -> None:
             id="LeaderWorkerSet: two StatefulSets",
         ),
         pytest.param(
+            [lws_pod(0, 0, 8), *(claiming(lws_pod(0, n, 8)) for n in range(1, 8))],
+            {"leader": 1, "worker": 7},
+            ["uid-of-lws", "uid-of-lws-0"],
+            id="LeaderWorkerSet: a leader without GPUs",
+        ),
+        pytest.param(
             [pytorch_pod("master", 0), *(pytorch_pod("worker", n) for n in range(7))],
             {"master": 1, "worker": 7},
             ["uid-of-pt"],
@@ -252,6 +264,11 @@ def test_gangs_are_made_of_what_controllers_write(pods: list[Pod], sets: dict[st
     assert size == 8
     assert pod_sets_of(pods, size) == [{"name": name, "count": count} for name, count in sets.items()]
     assert [owner.uid for owner in owners_of(pods) or ()] == owners
+
+
+def test_the_sets_of_a_leaderworkerset_are_known_when_its_workers_are_there() -> None:
+    """The leader comes first, and alone says nothing of what the workers ask for."""
+    assert pod_sets_of([lws_pod(0, 0, 8)], 8) is None
 
 
 @pytest.mark.parametrize(

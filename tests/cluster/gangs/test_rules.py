@@ -289,6 +289,17 @@ def test_hopeless_gangs_are_tried_ever_more_rarely() -> None:
     assert tries <= 66
 
 
+def test_the_pauses_of_a_gang_without_a_place_double_from_half_a_second() -> None:
+    """Up to ten seconds."""
+    attempts, pauses = AdmissionAttempts(), []
+    for _ in range(7):
+        attempts = attempts.next(100.0, Verdict.BUSY, contends=True)
+        pauses.append(attempts.wait_seconds(100.0, room_at_seconds=0.0))
+
+    assert AdmissionAttempts().wait_seconds(0.0, room_at_seconds=0.0) == 0.0
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
 def test_a_blocking_gang_blocks_until_it_is_ready() -> None:
     """blockAdmission: an admitted gang that is not ready keeps all others waiting; once ready it does not."""
 

@@ -1,0 +1,96 @@
+"""Which reports may be trusted to show every pod that uses GPUs of a node. Pure: no I/O, no clock.
+
+When etcd is restored from a backup, the API server forgets the pods that were bound after it, while their containers
+run on until the kubelet ends them. Nothing in the API server tells of their GPUs; the agents' reports do. Therefore:
+
+* A report that shows a live pod which neither the API server nor a Lease knows does not count, in every process at any
+  time: a process that starts after a restore needs no memory of what was before. A pod whose deletion the watch itself
+  has shown is known; one that was only missing in a list is not.
+* A process that notices a restore trusts a node again when its agent has reported since: under a number past the one
+  from before, past the backup's by an agent that began anew, or before two renewals of its heartbeat, since an agent
+  reports before it renews.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod
+from atoll.cluster.release import version_number
+from atoll.cluster.unknown_pods import unknown_pods
+
+ENDED_MAX = 65_536
+RENEWALS_MIN = 2
+"""One may be seen before the report that preceded it: they come by two watches."""
+
+
+class NodeAudit:
+    """Judges reports. pods: all of the API server, by uid, a live view; the ledger knows the Leases."""
+
+    def __init__(self, pods: Mapping[str, Pod], ledger: Ledger) -> None:
+        self._pods = pods
+        self._ledger = ledger
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._unknown: dict[str, set[str]] = {}
+        """Nodes whose reports do not count because they show a pod, by the pod's uid."""
+        self._before: dict[str, int] | None = None
+        self._passed: set[str] = set()
+        self._renewals: Counter[str] = Counter()
+
+    def begin(self, reports: Mapping[str, GpuNodeStatus]) -> None:
+        """The API server was restored: no report counts until its agent has reported again."""
+        self._before = {name: _sequence(status) for name, status in reports.items()}
+        self._passed.clear()
+        self._renewals.clear()
+        self._ended.clear()
+
+    def note_deleted(self, uid: str) -> None:
+        """The watch has shown a pod's deletion: a report that still shows the pod is only not yet renewed."""
+        self._ended[uid] = None
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def note_renewal(self, node: str) -> None:
+        """The watch has shown a renewal of the node's heartbeat."""
+        if self._before is not None and node not in self._passed:
+            self._renewals[node] += 1
+
+    def forget(self, node: str) -> None:
+        """Forget a node whose report was deleted."""
+        self._passed.discard(node)
+        self._renewals.pop(node, None)
+
+    def waits_for(self, uid: str) -> tuple[str, ...]:
+        """Return the nodes to judge again: their reports did not count because they show this pod."""
+        return tuple(self._unknown.pop(uid, ()))
+
+    def refusal(self, status: GpuNodeStatus, *, pods_version: str) -> str:
+        """Return why a report does not count; empty if it does. pods_version: of our copy of the pods; empty while that
+        is not complete."""
+        name, report = status.metadata.name, status.status
+        if self._before is not None and name not in self._passed:
+            is_read = report is not None and report.evidence.live_read
+            position = version_number(report.evidence.pod_resource_version) if report is not None else 0
+            is_comparable = bool(pods_version) and version_number(pods_version) >= position
+            if not self._is_since_restore(status) or not is_read or not is_comparable:
+                return names.REJECT_RESTORED
+        unknown = unknown_pods(status, self._pods, self._ledger) - self._ended.keys()
+        for uid in unknown:
+            self._unknown.setdefault(uid, set()).add(name)
+        if unknown:
+            return names.REJECT_UNKNOWN_POD
+        self._passed.add(name)
+        return ""
+
+    def _is_since_restore(self, status: GpuNodeStatus) -> bool:
+        assert self._before is not None
+        name, sequence = status.metadata.name, _sequence(status)
+        before = self._before.get(name, -1)
+        self._before[name] = min(before, sequence) if name in self._before else before
+        return sequence > before or self._renewals[name] >= RENEWALS_MIN
+
+
+def _sequence(status: GpuNodeStatus) -> int:
+    return status.status.evidence.sequence if status.status is not None else 0
