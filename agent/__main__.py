@@ -10,7 +10,6 @@ import ssl
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 import orjson
 import structlog
@@ -38,7 +37,7 @@ from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import Check, add_health, application, serve
 from atoll.service.metrics import Metrics
-from atoll.service.runtime import run, supervise
+from atoll.service.runtime import own_version, run, supervise
 from topology.errors import ProfileError
 from topology.profiles import profile
 
@@ -84,7 +83,7 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
             intervals=Intervals(
                 values.poll_seconds, values.urgent_seconds, values.heartbeat_seconds, values.start_jitter_seconds
             ),
-            agent_version=_own_version(),
+            agent_version=own_version(),
             clock=clock,
             rng=random.Random(),  # noqa: S311 - jitter
         )
@@ -137,7 +136,7 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
         evidence=collect_evidence(PodInventory(), cgroups=observation.cgroups, kubelet=None, use=observation.use),
         previous=None,
         context=ReportContext(
-            agent_version=_own_version(),
+            agent_version=own_version(),
             boot_id=observation.boot_id,
             node_uid="",
             position="",
@@ -196,13 +195,6 @@ def add_agent_health(
         "driver": lambda: agent.driver_problem or None,
     }
     add_health(app, live=checks, ready=ready, metrics=metrics)
-
-
-def _own_version() -> str:
-    try:
-        return version("atoll-gpu")
-    except PackageNotFoundError:
-        return "unpackaged"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ authenticate the caller, find the job and check that the caller may see it, chec
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from importlib.metadata import version
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -25,6 +24,7 @@ from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
+from atoll.service.runtime import own_version
 from jobs.accounts import resume_within
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster, parts_of
 from jobs.asking import OneJob, PageNumber, PageSize
@@ -72,7 +72,7 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 def build_api(parts: ApiParts) -> FastAPI:
     """Return the application."""
-    app = FastAPI(title="Atoll job service", version=version("atoll-gpu"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Atoll job service", version=own_version(), docs_url=None, redoc_url=None)
     app.state.parts = parts
     app.post(JOBS, status_code=201, responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 503))(submit)
     app.get(JOBS, responses=documented(401, 404, 422, 429, 503))(list_all)

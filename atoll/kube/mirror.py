@@ -208,6 +208,8 @@ class ClusterMirror:
             if not change.synthetic:
                 self._audit.note_deleted(pod.metadata.uid)
             self.ledger.drop_pod(pod.metadata.uid, final=pod)
+            if change.synthetic and pod.spec.node_name in self.ledger.nodes:
+                self._take_again(pod.spec.node_name)
         elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
         self._judge_again(pod.metadata.uid)
