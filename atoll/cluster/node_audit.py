@@ -5,7 +5,9 @@ run on until the kubelet ends them. Nothing in the API server tells of their GPU
 
 * A report that shows a live pod which neither the API server nor a Lease knows does not count, in every process at any
   time: a process that starts after a restore needs no memory of what was before. A pod whose deletion the watch itself
-  has shown is known; one that was only missing in a list is not.
+  has shown is known; one that was only missing in a list is not. A process that hangs, or a folder of cgroups that is
+  left behind, would keep its node out for ever: so such a pod counts no more once the agent has renewed its heartbeat
+  some times while the kubelet does not list it, and no process of an unknown pod is on a card unnoticed.
 * A process that notices a restore trusts a node again when its agent has reported since: under a number past the one
   from before, past the backup's by an agent that began anew, or before two renewals of its heartbeat, since an agent
   reports before it renews.
@@ -24,6 +26,8 @@ from atoll.cluster.unknown_pods import unknown_pods
 ENDED_MAX = 65_536
 RENEWALS_MIN = 2
 """One may be seen before the report that preceded it: they come by two watches."""
+UNLISTED_RENEWALS = 10
+"""Longer than the kubelet takes to end a pod that the API server has forgotten, unless its grace is many minutes."""
 
 
 class NodeAudit:
@@ -38,6 +42,8 @@ class NodeAudit:
         self._before: dict[str, int] | None = None
         self._passed: set[str] = set()
         self._renewals: Counter[str] = Counter()
+        self._unlisted: dict[str, Counter[str]] = {}
+        """By node: renewals since an unknown pod is shown that the kubelet does not list, by the pod's uid."""
 
     def begin(self, reports: Mapping[str, GpuNodeStatus]) -> None:
         """The API server was restored: no report counts until its agent has reported again."""
@@ -56,11 +62,13 @@ class NodeAudit:
         """The watch has shown a renewal of the node's heartbeat."""
         if self._before is not None and node not in self._passed:
             self._renewals[node] += 1
+        self._unlisted.get(node, Counter()).update(list(self._unlisted.get(node, ())))
 
     def forget(self, node: str) -> None:
         """Forget a node whose report was deleted."""
         self._passed.discard(node)
         self._renewals.pop(node, None)
+        self._unlisted.pop(node, None)
 
     def waits_for(self, uid: str) -> tuple[str, ...]:
         """Return the nodes to judge again: their reports did not count because they show this pod."""
@@ -77,12 +85,25 @@ class NodeAudit:
             if not self._is_since_restore(status) or not is_read or not is_comparable:
                 return names.REJECT_RESTORED
         unknown = unknown_pods(status, self._pods, self._ledger) - self._ended.keys()
+        unknown -= self._left_behind(status, unknown)
         for uid in unknown:
             self._unknown.setdefault(uid, set()).add(name)
         if unknown:
             return names.REJECT_UNKNOWN_POD
         self._passed.add(name)
         return ""
+
+    def _left_behind(self, status: GpuNodeStatus, unknown: frozenset[str]) -> frozenset[str]:
+        """Return the unknown pods that the kubelet has long ceased to list; a card with their process is in foreign
+        use."""
+        name, report = status.metadata.name, status.status
+        if not unknown or report is None or not (report.evidence.kubelet_read and report.evidence.processes_read):
+            self._unlisted.pop(name, None)
+            return frozenset()
+        listed = {entry.uid for entry in report.pods if entry.kubelet}
+        known = self._unlisted.get(name, Counter())
+        self._unlisted[name] = Counter({uid: known[uid] for uid in unknown - listed})
+        return frozenset(uid for uid, renewals in self._unlisted[name].items() if renewals >= UNLISTED_RENEWALS)
 
     def _is_since_restore(self, status: GpuNodeStatus) -> bool:
         assert self._before is not None

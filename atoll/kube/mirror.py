@@ -38,7 +38,7 @@ from atoll.cluster.release import version_number
 from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube import paths
-from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.cache import Change, ChangeKind, is_older
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.reflector import Reflector
@@ -231,8 +231,7 @@ class ClusterMirror:
             if not _has_successor(self.heartbeats, change):
                 self.ledger.drop_heartbeat(change.object.metadata.name)
             return
-        spec = change.object.spec
-        if change.old is not None and change.old.spec.renew_time == spec.renew_time:
+        if change.old is not None and not _is_renewal(change.old, change.object):
             return
         is_seen = change.kind is ChangeKind.MODIFIED
         age = 0.0 if is_seen else age_at_first_sight(change.object, self._client.server_seconds())
@@ -301,3 +300,10 @@ def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:
 
 def _ignore(_change: Change[Any]) -> None:
     """The reflector's own store is all that is needed."""
+
+
+def _is_renewal(old: Lease, new: Lease) -> bool:
+    """Tell whether a heartbeat was renewed; one of an older version is a backup's, which a list shows after a restore.
+    Times are not compared: the agent's clock may be set back."""
+    is_backup = is_older(new.metadata.resource_version, old.metadata.resource_version)
+    return old.spec.renew_time != new.spec.renew_time and not is_backup

@@ -1,0 +1,117 @@
+"""Which reports are trusted after a restore, and beside pods that nobody knows."""
+
+import json
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import format_microtime
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.node_audit import UNLISTED_RENEWALS, NodeAudit
+from atoll.kube.mirror import ClusterMirror
+from tests.builders import report_json
+from tests.fakes.clock import ManualClock
+
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def shown(*, listed: bool = False, kubelet_read: bool = True, processes_read: bool = True) -> GpuNodeStatus:
+    """Return a report that shows a live pod."""
+    body = report_json("n1", "t4-4")
+    evidence = {"sequence": 1, "liveRead": True, "kubeletRead": kubelet_read, "processesRead": processes_read}
+    body["status"] |= {"evidence": evidence, "pods": [{"uid": UID, "live": True, "kubelet": listed}]}
+    return GpuNodeStatus.model_validate_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("report", "is_left_behind"),
+    [
+        pytest.param(shown(), True, id="it hangs, and the kubelet has done with it"),
+        pytest.param(shown(listed=True), False, id="the kubelet runs it"),
+        pytest.param(shown(kubelet_read=False), False, id="the kubelet cannot be asked"),
+        pytest.param(shown(processes_read=False), False, id="its processes on cards would not be seen"),
+    ],
+)
+def test_a_pod_that_is_left_behind_keeps_its_node_out_for_a_while_only(
+    report: GpuNodeStatus, *, is_left_behind: bool
+) -> None:
+    """It was force-deleted long before this process started, which cannot tell it from one that etcd has forgotten."""
+    audit = NodeAudit({}, Ledger())
+    for _ in range(UNLISTED_RENEWALS):
+        assert audit.refusal(report, pods_version="1") == names.REJECT_UNKNOWN_POD
+        audit.note_renewal("n1")
+    want = "" if is_left_behind else names.REJECT_UNKNOWN_POD
+    assert audit.refusal(report, pods_version="1") == want
+
+
+def test_a_pod_that_the_kubelet_lists_again_is_waited_for_anew() -> None:
+    """A kubelet that starts reads its list from the API server: what it lacked meanwhile says nothing."""
+    audit = NodeAudit({}, Ledger())
+    for report in (shown(), shown(listed=True), shown()):
+        assert audit.refusal(report, pods_version="1") == names.REJECT_UNKNOWN_POD
+        for _ in range(UNLISTED_RENEWALS - 1):
+            audit.note_renewal("n1")
+    assert audit.refusal(shown(), pods_version="1") == names.REJECT_UNKNOWN_POD
+
+
+class Restore:
+    """A mirror whose server is restored; the backup has report 5 and an older heartbeat."""
+
+    def __init__(self, *, heard_seconds: float, silent_seconds: float = 0) -> None:
+        self.clock = ManualClock()
+        self.mirror = ClusterMirror(cast("Any", SimpleNamespace(server_seconds=lambda: None)), self.clock)
+        self._list(100, self._report(7, 99), self.heartbeat(heard_seconds, 100))
+        assert self.refusal() == ""
+        now = self.clock.monotonic_seconds()
+        self.mirror.ledger.put_heartbeat("n1", now - silent_seconds, 180.0)
+        self._show(self.mirror.pods, 12)
+        self._list(12, self._report(5, 6), self.heartbeat(600, 7))
+
+    def _list(self, version: int, report: dict[str, Any], heartbeat: dict[str, Any]) -> None:
+        held: dict[Any, dict[str, Any]] = {self.mirror.node_statuses: report, self.mirror.heartbeats: heartbeat}
+        for reflector in self.mirror.reflectors.values():
+            self._show(reflector, version, *([held[reflector]] if reflector in held else []))
+
+    @staticmethod
+    def _show(reflector: Any, version: int, *objects: dict[str, Any]) -> None:
+        reflector._begin_listing()
+        for one in objects:
+            reflector._observe("ADDED", json.dumps(one).encode())
+        reflector._finish_listing(str(version))
+
+    @staticmethod
+    def _report(sequence: int, version: int) -> dict[str, Any]:
+        body = report_json("n1", "t4-4")
+        body["metadata"] |= {"name": "n1", "uid": "r", "resourceVersion": str(version)}
+        evidence = {"sequence": sequence, "liveRead": True, "podResourceVersion": "5"}
+        body["status"] |= {"evidence": evidence, "pods": []}
+        return body
+
+    def heartbeat(self, age_seconds: float, version: int) -> dict[str, Any]:
+        """Return the heartbeat as it was renewed so many seconds ago."""
+        renewed = format_microtime(self.clock.now() - timedelta(seconds=age_seconds))
+        metadata = {"name": "n1", "namespace": names.HEARTBEAT_NAMESPACE, "uid": "h", "resourceVersion": str(version)}
+        return {"metadata": metadata, "spec": {"leaseDurationSeconds": 180, "renewTime": renewed}}
+
+    def refusal(self) -> str:
+        """Return why the node's report does not count; empty if it does."""
+        ledger = self.mirror.ledger
+        return "" if "n1" in ledger.nodes else ledger.uncounted.get("n1", "none")
+
+
+def test_one_renewal_after_a_restore_is_not_two_because_the_backups_is_listed() -> None:
+    """The first renewal may be seen before the report that preceded it: the backup's report does not count yet."""
+    restore = Restore(heard_seconds=5)
+    assert restore.refusal() == names.REJECT_RESTORED
+    restore.mirror.heartbeats._observe("MODIFIED", json.dumps(restore.heartbeat(0, 13)).encode())
+    assert restore.refusal() == names.REJECT_RESTORED
+
+
+def test_the_backups_heartbeat_is_no_sign_of_life() -> None:
+    """The agent has been dead for five minutes; a renewal of ten minutes ago comes back from the backup."""
+    restore = Restore(heard_seconds=300, silent_seconds=300)
+    assert restore.mirror.ledger.is_stale("n1", restore.clock.monotonic_seconds())
