@@ -410,7 +410,7 @@ GUARDS: dict[str, Guard] = {
         "a member starts whose Leases are being deleted", _gates_open_for_what_the_mirror_shows, seed=1500
     ),
     "all hold before the first gate": Guard(
-        "half a gang starts when one is made anew", _gates_open_for_members_that_hold_nothing, seed=1500
+        "half a gang starts when one is made anew", _gates_open_for_members_that_hold_nothing, seed=1545
     ),
     "every Lease before a gate": Guard("half a gang starts", _members_let_go_with_what_there_is, seed=1500),
 }
