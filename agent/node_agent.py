@@ -233,7 +233,8 @@ class NodeAgent:
         report = await self._compose(observation, evidence, previous, position=position)
         if rewinds_count != self._rewinds_count:
             return
-        if self._writer.is_news(report) or schedule.must_publish(is_complete=evidence.is_complete):
+        is_owed = schedule.must_publish(is_complete=evidence.is_complete, live_read=evidence.live_read)
+        if self._writer.is_news(report) or is_owed:
             if not await self._writer.publish(report):
                 self._on_rewind()
                 return
@@ -311,7 +312,7 @@ class NodeAgent:
         if evidence.is_complete:
             self._inventory = self._inventory.forget_gone(evidence.seen)
         if self._schedule is schedule:
-            self._schedule = schedule.after_reading(is_complete=evidence.is_complete)
+            self._schedule = schedule.after_reading(is_complete=evidence.is_complete, live_read=evidence.live_read)
         if not self._published.is_set():
             self._published.set()
         self._capacity_wake.set()

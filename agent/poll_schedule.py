@@ -4,7 +4,8 @@ Pure: no clock, no task. The controllers rely on these rules to release GPUs:
 
 * after a start and after each deletion of a pod that had GPUs, two further complete readings are published;
 * while such a pod is gone from the API but still live or listed, evidence is read about every second;
-* an incomplete reading does not count, and repeats ever more slowly, up to the poll interval.
+* an incomplete reading does not count, and repeats ever more slowly, up to the poll interval; the first two that lack
+  only kubelet's list are published, because two prove that a sandbox which was seen is gone.
 
 `start_wait_seconds` spreads the starts of a cluster's agents.
 """
@@ -29,21 +30,25 @@ class PollSchedule:
     poll_seconds: float
     urgent_seconds: float
     pending_reports: int = READINGS_OWED
+    pending_without_kubelet: int = READINGS_OWED
     failures: int = 0
 
     def after_deletion(self) -> "PollSchedule":
         """The schedule after a GPU pod was deleted or a controller asked: two more readings are due soon."""
-        return replace(self, pending_reports=READINGS_OWED, failures=0)
+        return replace(self, pending_reports=READINGS_OWED, pending_without_kubelet=READINGS_OWED, failures=0)
 
-    def after_reading(self, *, is_complete: bool) -> "PollSchedule":
-        """The schedule after a reading (published, if it was owed and complete)."""
+    def after_reading(self, *, is_complete: bool, live_read: bool) -> "PollSchedule":
+        """The schedule after a reading (published, if it was owed)."""
         if is_complete:
             return replace(self, pending_reports=max(0, self.pending_reports - 1), failures=0)
-        return replace(self, failures=self.failures + 1)
+        without_kubelet = max(0, self.pending_without_kubelet - live_read)
+        return replace(self, pending_without_kubelet=without_kubelet, failures=self.failures + 1)
 
-    def must_publish(self, *, is_complete: bool) -> bool:
+    def must_publish(self, *, is_complete: bool, live_read: bool) -> bool:
         """True if a reading is published even without news."""
-        return is_complete and self.pending_reports > 0
+        if is_complete:
+            return self.pending_reports > 0
+        return live_read and self.pending_reports > 0 and self.pending_without_kubelet > 0
 
     def wait_seconds(self, *, has_terminating: bool) -> float:
         """Seconds before the next reading. has_terminating: a pod is gone from the API and still seen."""

@@ -6,8 +6,9 @@ that names the rule, or a Doubt that says what is missing. Time is deliberately 
     unbound    the watch showed the pod's deletion, and it had no node
     elsewhere  the pod was bound to another node, which never changes: it never could use this one
     ended      the last object is terminal by kubelet's own word, and lists every container as terminated
-    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the end, and
-               kubelet, where it can be asked, no longer lists it as one to run (it would start its sandbox again)
+    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the end, and kubelet no
+               longer lists it as one to run (it would start its sandbox again); where kubelet cannot be asked, in
+               two reports, because kubelet may not know of the end yet and start a sandbox anew that crashed
     unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the end
     rebooted   the pod was deleted, a report past that came from one boot of the machine, and a later one from the next
     removed    a report past the end says that every card of the Leases has left the machine
@@ -70,10 +71,10 @@ class PodTermination:
     gone or terminal at the latest. `deletion_seen` is true only for a DELETE event of the watch itself. `seen_live`
     holds for the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it.
     `sequences_without` holds the evidence sequences of complete reports past `version` that neither showed nor listed
-    the pod. `node_uid` and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
-    `is_of_machine`: `boot_id` is from a report of the machine that the Leases name. `is_declared`: the machine is
-    declared gone for good, and nothing contradicts that. `has_lost_cards`: a report past the end lists all devices as
-    departed.
+    the pod; `kubelet_agrees`: kubelet's list was read for the last of them. `node_uid` and `device_uuids` stand on the
+    Leases; where both are empty any report of the node counts. `is_of_machine`: `boot_id` is from a report of the
+    machine that the Leases name. `is_declared`: the machine is declared gone for good, and nothing contradicts that.
+    `has_lost_cards`: a report past the end lists all devices as departed.
     """
 
     uid: str
@@ -85,6 +86,7 @@ class PodTermination:
     boot_id: str = ""
     seen_live: bool = False
     sequences_without: tuple[int, ...] = ()
+    kubelet_agrees: bool = False
     doubt: Doubt = Doubt.NO_REPORT
     boot_changed: bool = False
     boot_is_past: bool = False
@@ -132,9 +134,10 @@ def judge(termination: PodTermination) -> Proof | Doubt:
         return Proof.ENDED
     if termination.is_deleted and termination.boot_changed:
         return Proof.REBOOTED
-    if termination.seen_live and termination.sequences_without:
+    is_confirmed = len(termination.sequences_without) >= UNLISTED_REPORTS
+    if termination.seen_live and termination.sequences_without and (termination.kubelet_agrees or is_confirmed):
         return Proof.VANISHED
-    if len(termination.sequences_without) >= UNLISTED_REPORTS:
+    if is_confirmed:
         return Proof.UNLISTED
     if termination.has_lost_cards:
         return Proof.REMOVED
@@ -215,4 +218,5 @@ def _fold_evidence(known: PodTermination, report: GpuNodeStatusReport, entry: Po
     if sequence in known.sequences_without:
         return known
     sequences = (*known.sequences_without, sequence)[-UNLISTED_REPORTS:]
-    return replace(known, doubt=Doubt.ONE_MORE_REPORT, sequences_without=sequences)
+    agrees = report.evidence.kubelet_read
+    return replace(known, doubt=Doubt.ONE_MORE_REPORT, sequences_without=sequences, kubelet_agrees=agrees)

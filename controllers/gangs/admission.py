@@ -311,6 +311,8 @@ class AdmissionReconciler:
     def _assume(self, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
         """Mark the GPUs as taken; False, with none marked, if one was taken or withdrawn while places were searched."""
         ledger = self._context.mirror.ledger
+        if not all(map(self._is_here, assignments)):
+            return False  # what is assumed for a pod that was seen to go is never forgotten
         if not all(_is_given_out(ledger.nodes.get(one.allocation.node), one.allocation) for one in assignments):
             return False
         for number, assignment in enumerate(assignments):

@@ -397,16 +397,16 @@ async def test_a_request_made_before_the_start_is_answered(world: World) -> None
         assert world.position >= asked_at
 
 
-async def test_without_the_kubelet_nothing_is_owed_and_nothing_claimed(world: World) -> None:
-    """The kubelet does not answer: one report that says so, no proof; when it answers again both readings follow."""
+async def test_without_the_kubelet_two_readings_say_so_and_no_more(world: World) -> None:
+    """The kubelet does not answer: two reports say so; when it answers again both complete readings follow."""
     world.kubelet.listed = None
     async with world.agent(poll_seconds=0.05) as agent:
         await until(lambda: agent.observations_count >= 5)
         assert world.report["evidence"]["kubeletRead"] is False
-        assert world.sequence == 1
+        assert world.sequence == 2
 
         world.kubelet.listed = set()
-        await until(lambda: world.sequence == 3)
+        await until(lambda: world.sequence == 4)
 
         assert world.report["evidence"]["kubeletRead"] is True
 

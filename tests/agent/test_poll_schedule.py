@@ -15,8 +15,10 @@ def test_two_complete_readings_are_published_after_a_start_and_after_a_deletion(
     for _ in range(2):
         published = []
         for _ in range(4):
-            published.append((schedule.must_publish(is_complete=True), schedule.wait_seconds(has_terminating=False)))
-            schedule = schedule.after_reading(is_complete=True)
+            published.append(
+                (schedule.must_publish(is_complete=True, live_read=True), schedule.wait_seconds(has_terminating=False))
+            )
+            schedule = schedule.after_reading(is_complete=True, live_read=True)
         assert published == [(True, 1.0), (True, 1.0), (False, 30.0), (False, 30.0)]
         schedule = schedule.after_deletion()
 
@@ -39,17 +41,33 @@ def test_an_incomplete_reading_pays_nothing_and_slows_down() -> None:
     schedule = START
     waits = []
     for _ in range(8):
-        assert not schedule.must_publish(is_complete=False)
-        schedule = schedule.after_reading(is_complete=False)
+        assert not schedule.must_publish(is_complete=False, live_read=False)
+        schedule = schedule.after_reading(is_complete=False, live_read=False)
         waits.append(schedule.wait_seconds(has_terminating=True))
 
     assert waits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
     assert schedule.pending_reports == READINGS_OWED
 
 
+def test_two_readings_that_lack_only_kubelets_list_are_published() -> None:
+    """They prove together that a sandbox which was seen is gone; more would be load while kubelet is out of reach."""
+    schedule = START.after_deletion()
+    published = []
+    for _ in range(4):
+        published.append(schedule.must_publish(is_complete=False, live_read=True))
+        schedule = schedule.after_reading(is_complete=False, live_read=True)
+
+    assert published == [True, True, False, False]
+    assert schedule.must_publish(is_complete=True, live_read=True)
+
+
 def test_a_complete_reading_restores_the_pace() -> None:
     """One success ends the slow-down at once."""
-    schedule = START.after_reading(is_complete=False).after_reading(is_complete=False).after_reading(is_complete=True)
+    schedule = (
+        START.after_reading(is_complete=False, live_read=False)
+        .after_reading(is_complete=False, live_read=False)
+        .after_reading(is_complete=True, live_read=True)
+    )
 
     assert schedule.wait_seconds(has_terminating=True) == 1.0
 
@@ -66,8 +84,10 @@ def test_every_deletion_is_followed_by_two_published_readings(events: list[str])
         is_complete = event == "complete"
         if is_complete:
             since_deletion += 1
-        assert schedule.must_publish(is_complete=is_complete) == (is_complete and since_deletion <= READINGS_OWED)
-        schedule = schedule.after_reading(is_complete=is_complete)
+        assert schedule.must_publish(is_complete=is_complete, live_read=is_complete) == (
+            is_complete and since_deletion <= READINGS_OWED
+        )
+        schedule = schedule.after_reading(is_complete=is_complete, live_read=is_complete)
         assert 0 < schedule.wait_seconds(has_terminating=True) <= 30.0
 
 

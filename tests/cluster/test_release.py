@@ -89,6 +89,18 @@ VERDICTS: list[tuple[str, dict[str, Any], list[GpuNodeStatusReport], Proof | Dou
     ("sandbox is still there", {}, [report(live=True)], Doubt.STILL_LIVE),
     ("kubelet still lists it", {"seen_live": True}, [report(listed=True)], Doubt.STILL_LISTED),
     ("seen before, gone now", {}, [report(50, live=True), report(100)], Proof.VANISHED),
+    (
+        "its sandbox crashed, and kubelet, which cannot be asked, may start it again",
+        {"seen_live": True},
+        [report(kubelet_read=False)],
+        Doubt.ONE_MORE_REPORT,
+    ),
+    (
+        "gone twice, kubelet cannot be asked",
+        {"seen_live": True},
+        [report(kubelet_read=False), report(sequence=2, kubelet_read=False)],
+        Proof.VANISHED,
+    ),
     ("gone, then its sandbox again", {"seen_live": True}, [report(), report(live=True, sequence=2)], Doubt.STILL_LIVE),
     ("cgroups unreadable", {"seen_live": True}, [report(live_read=False)], Doubt.UNREADABLE),
     ("never seen, kubelet silent", {}, [report(kubelet_read=False)] * 3, Doubt.UNREADABLE),

@@ -14,6 +14,7 @@ from controllers.settings import WaitForPodsReadySettings
 from tests.builders import lease_json, pod_json, report_json
 from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
 from tests.controllers.harness import LEASES, PODS, REPORTS, strip_version
+from tests.fakes.api_server import answering
 from tests.fakes.clock import until
 
 pytestmark = pytest.mark.asyncio
@@ -215,6 +216,33 @@ async def test_what_changes_while_places_are_searched_is_seen(
         assert (first, last) == ("n1", "n2")
         assert len(made.leases_of("g-0")) == 8
         assert made.held() == (9 if what == "taken" else 8)
+
+
+async def test_nothing_is_reserved_for_a_member_that_goes_while_places_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deletion was seen already, so nobody would take back what is assumed for it, if the roll-back fails."""
+    loop, asked = asyncio.get_running_loop(), []
+    async with cluster() as made, term(made, tmp_path) as running:
+
+        async def go() -> None:
+            made.delete("g-0")
+            await until(lambda: "uid-of-g-0" not in running.mirror.pods.by_uid)
+
+        def search(*question: Any) -> Any:
+            if not asked:
+                asyncio.run_coroutine_threadsafe(go(), loop).result(8)
+            asked.append(find_places(*question))
+            return asked[-1]
+
+        monkeypatch.setattr("controllers.gangs.admission.find_places", search)
+        made.server.fail(answering(500), times=100, containing=f"PATCH {PODS}/g-0")
+        made.add_gang("g", 1)
+        made.add_member("g", 0, gpus=8)
+        await settled(running, lambda: asked and made.reason("g") == "WaitForQuorum")
+        assert running.mirror.ledger.assumed("uid-of-g-0") is None
+        made.add_member("g", 1, gpus=8)
+        await settled(running, lambda: not made.is_gated("g-1"))
 
 
 async def test_a_gang_is_made_for_pods_that_say_how_many_they_are(tmp_path: Path) -> None:
