@@ -90,6 +90,7 @@ def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple
     try:
         with ExitStack() as unless_answered:
             connection = unless_answered.enter_context(closing(kind(host, port or standard)))
+            connection.auto_open = 0  # it would resolve the name again
             connection.sock = _connected(host, port or standard, is_listed=is_listed)
             if kind is HTTPSConnection:
                 context = ssl.create_default_context()
