@@ -316,8 +316,16 @@ def _facts(one: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Created", one["created_at"]),
         ("Started", one["started_at"] or ""),
         ("Ended", one["ended_at"] or ""),
+        ("Checkpoint", _checkpoint_text(one.get("last_checkpoint"))),
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def _checkpoint_text(told: Mapping[str, Any] | None) -> str:
+    if told is None:
+        return ""
+    numbers = ", ".join(f"{key} {told[key]}" for key in ("step", "epoch", "loss") if told[key] is not None)
+    return f"{numbers}; saved {told['created_at']} to {told['storage_key']}"
 
 
 def _cost_facts(one: Mapping[str, Any], cost: Mapping[str, Any]) -> list[tuple[str, str]]:

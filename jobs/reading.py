@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.api import names
 from atoll.jobs.facts import DISRUPTIONS, PodFacts, QuotaFacts, WorkloadFacts
+from atoll.jobs.last_checkpoint import LastCheckpoint, checkpoint_in
 from atoll.kube.errors import truncate
 
 KUEUE_GATES: Final = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
@@ -79,8 +80,9 @@ class _ContainerState(msgspec.Struct, frozen=True):
     terminated: _Ended | None = None
 
 
-class _Container(msgspec.Struct, frozen=True):
+class _Container(msgspec.Struct, rename="camel", frozen=True):
     state: _ContainerState | None = None
+    last_state: _ContainerState | None = None
 
 
 class _PodStatus(msgspec.Struct, rename="camel", frozen=True):
@@ -162,6 +164,7 @@ def decode_pod(raw: bytes) -> PodFacts:
         is_gated=bool(gates.intersection(KUEUE_GATES)),
         reason=reason,
         detail=detail,
+        checkpoint=_checkpoint(one.status.container_statuses or []),
     )
 
 
@@ -196,6 +199,13 @@ def _pod_reason(status: _PodStatus) -> tuple[str, str]:
         if condition.type == "PodScheduled" and condition.status == "False" and condition.reason:
             return condition.reason, _cut(condition.message)
     return "", ""
+
+
+def _checkpoint(containers: list[_Container]) -> LastCheckpoint | None:
+    """Return the newest checkpoint that containers told when they ended, be it before a restart."""
+    states = (state for one in containers for state in (one.last_state, one.state) if state is not None)
+    told = (checkpoint_in(one.terminated.message or "") for one in states if one.terminated is not None)
+    return max((one for one in told if one is not None), key=lambda one: one.created_at, default=None)
 
 
 def _held(conditions: list[_Condition] | None, kind: str, *, status: str = "True") -> _Condition | None:

@@ -42,7 +42,7 @@ from jobs.objects import WORKLOADS, objects_of
 from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
 from jobs.store import change_job, get_job, queue_usage, queued_since, take_step
-from jobs.views import job_of
+from jobs.views import checkpoint_of, job_of
 
 log = structlog.get_logger(__name__)
 
@@ -256,8 +256,16 @@ class JobReconciler:
     # In the cluster
 
     async def _follow(self, record: JobRecord, job: Job, state: JobState, now: datetime) -> float | None:
+        return await self._record_seen(record, job, state, await self._observe(record, now), now)
+
+    async def _observe(self, record: JobRecord, now: datetime) -> JobObservation:
+        """Return the state of a job in the cluster. Raises RecordChanged after it recorded a newer checkpoint."""
         facts = await self._cluster.facts(record, workload_kind(record))
-        return await self._record_seen(record, job, state, observe(facts, workload_uid=record.workload_uid), now)
+        told, known = facts.last_checkpoint(record.id), checkpoint_of(record)
+        if told is not None and (known is None or told.created_at > known.created_at):
+            await self._change(record, {"last_checkpoint": told.model_dump(mode="json")}, now)
+            raise RecordChanged(record.id)
+        return observe(facts, workload_uid=record.workload_uid)
 
     async def _record_seen(
         self, record: JobRecord, job: Job, state: JobState, seen: JobObservation, now: datetime
@@ -280,8 +288,7 @@ class JobReconciler:
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
         if any(one.kind in WORKLOADS and not one.is_leaving for one in left):
-            facts = await self._cluster.facts(record, workload_kind(record))
-            seen = observe(facts, workload_uid=record.workload_uid)
+            seen = await self._observe(record, now)
             if seen.phase is not JobPhase.WAITS_FOR_QUOTA:
                 return await self._record_seen(record, job, JobState.QUEUED, seen, now)
         if left:
@@ -304,8 +311,7 @@ class JobReconciler:
             if await self._note_created(record, found, now):
                 return 0.0
         else:
-            facts = await self._cluster.facts(record, workload_kind(record))
-            seen = observe(facts, workload_uid=record.workload_uid)
+            seen = await self._observe(record, now)
             if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
             found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
@@ -337,8 +343,7 @@ class JobReconciler:
         """Take a job out of a drained cluster, once another one can take it, unless it has ended by itself. Its pods
         end within their grace period, in which a training saves a checkpoint."""
         if state in IN_CLUSTER:
-            facts = await self._cluster.facts(record, workload_kind(record))
-            seen = observe(facts, workload_uid=record.workload_uid)
+            seen = await self._observe(record, now)
             if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
         sheet = await mover.choose(record, job)
@@ -378,10 +383,7 @@ class JobReconciler:
     async def _say(self, record: JobRecord, message: str, now: datetime) -> None:
         """Record why a job waits."""
         if bounded(message) != record.message:
-            changes = {"message": bounded(message)}
-            await self._database.write(
-                lambda session: change_job(session, record.id, version=record.version, now=now, changes=changes)
-            )
+            await self._change(record, {"message": bounded(message)}, now)
 
     async def _pause(self, record: JobRecord, job: Job, state: JobState, now: datetime) -> float | None:
         """Remove a job from the cluster until it is resumed, unless it has ended by itself."""
@@ -390,8 +392,7 @@ class JobReconciler:
             return 0.0
         left = [one for one in found if one.kind != KEPT]
         if state in IN_CLUSTER and any(one.kind in WORKLOADS and not one.is_leaving for one in left):
-            facts = await self._cluster.facts(record, workload_kind(record))
-            seen = observe(facts, workload_uid=record.workload_uid)
+            seen = await self._observe(record, now)
             if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
         if left:
@@ -437,6 +438,11 @@ class JobReconciler:
     async def _fail(self, record: JobRecord, message: str, now: datetime) -> float:
         await self._take(record, (PlannedStep(JobStep.FAIL, bounded(message)),), now)
         return 0.0
+
+    async def _change(self, record: JobRecord, changes: Mapping[str, Any], now: datetime) -> None:
+        await self._database.write(
+            lambda session: change_job(session, record.id, version=record.version, now=now, changes=changes)
+        )
 
     async def _take(self, record: JobRecord, planned: tuple[PlannedStep, ...], now: datetime) -> None:
         """Record the steps in one transaction. Raises RecordChanged if the record changed since they were planned."""

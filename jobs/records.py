@@ -119,6 +119,8 @@ class JobRecord(RecordBase):
     """Cost of an ended job, once no GPU is held for it any more."""
     budget_mark: Mapped[str] = mapped_column(String(64), default="", server_default="")
     """The budget that was spent and acted; see atoll.jobs.costs.spending."""
+    last_checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    """The newest checkpoint that the job's containers told; see atoll.jobs.last_checkpoint."""
     workload_uid: Mapped[str | None] = mapped_column(String(64))
     """Uid of the Job or Deployment of this attempt, once it was seen."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)

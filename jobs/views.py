@@ -3,6 +3,7 @@
 Separate from the tables, so that a change of one does not change the other by accident.
 """
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from atoll.jobs.costs.prices import MICROS
+from atoll.jobs.last_checkpoint import LastCheckpoint
 from atoll.jobs.model import Job
 from atoll.jobs.states import JobState
 from atoll.jobs.words import JobType, SourceType
@@ -62,6 +64,10 @@ class JobView(BaseModel):
     choice: Annotated[
         dict[str, Any] | None, Field(description="score sheet of the choice of the cluster, if the service chose it")
     ]
+    last_checkpoint: Annotated[
+        LastCheckpoint | None,
+        Field(description="as the job's containers told it when they ended; null before, or if it saves none"),
+    ]
     job: Annotated[dict[str, Any], Field(description="the submitted job, word for word")]
 
 
@@ -110,6 +116,12 @@ def job_of(record: JobRecord) -> Job:
     )
 
 
+def checkpoint_of(record: JobRecord) -> LastCheckpoint | None:
+    """Return the last checkpoint that was recorded."""
+    stored = record.last_checkpoint
+    return LastCheckpoint.model_validate_json(json.dumps(stored)) if stored is not None else None
+
+
 def label_safe(name: str) -> str:
     """Return a user's name as a label value; for a ServiceAccount, the account's own name."""
     kept = "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "-" for one in name)
@@ -149,6 +161,7 @@ def view_of(record: JobRecord) -> JobView:
         cost_usd=None if record.actual_micros is None else record.actual_micros / MICROS,
         queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
         choice=record.choice,
+        last_checkpoint=checkpoint_of(record),
         job=record.document,
     )
 

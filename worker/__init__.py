@@ -1,4 +1,4 @@
-"""Library for a training's container: preemption notice, checkpoints that survive a preemption, checksums of models.
+"""Library for a training's container: preemption notice, checkpoints that survive a preemption, and models.
 
 `file://` needs only Python; `s3://`, `gs://` and `az://` need `fsspec` and `obstore`, and encryption `pyrage`. torch is
 optional: if installed, it saves state dicts. The library does not use Kubernetes' API.
@@ -11,11 +11,12 @@ from worker.errors import (
     Fenced,
     KeyRefused,
     ModelMismatch,
+    ModelRefused,
     OtherKey,
     PlaceRefused,
     StoreUnfit,
 )
-from worker.models import verify_model
+from worker.models import FetchLimits, fetch_model, verify_model
 from worker.preemption import EXIT_PREEMPTED, Preemption
 from worker.records import Part, Record, Version
 from worker.settings import CheckpointSettings
@@ -28,8 +29,10 @@ __all__ = [
     "Checkpoints",
     "CorruptCheckpoint",
     "Fenced",
+    "FetchLimits",
     "KeyRefused",
     "ModelMismatch",
+    "ModelRefused",
     "OtherKey",
     "Part",
     "PlaceRefused",
@@ -39,6 +42,7 @@ __all__ = [
     "State",
     "StoreUnfit",
     "Version",
+    "fetch_model",
     "parts_of",
     "states_of",
     "verify_model",

@@ -9,6 +9,7 @@ CheckpointError
 └── OtherKey           both: the key does not open a checkpoint; restore takes the one before, never none
 
 ModelMismatch          a model's file is not the one that the job wants
+ModelRefused           a model's URI is invalid, its host is not public, or its file is too large
 
 Errors of the network and the disk pass through unchanged: treating them as a missing checkpoint would lose work.
 """
@@ -44,3 +45,7 @@ class OtherKey(KeyRefused, CorruptCheckpoint):
 
 class ModelMismatch(Exception):
     """A model's file differs from the checksum that the job gives."""
+
+
+class ModelRefused(ValueError):
+    """A model's URI is malformed, leads where no model may come from, or to more bytes than the limit."""

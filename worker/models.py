@@ -1,17 +1,52 @@
-"""Verifies a model's file against the checksum that its job gives, before it is loaded."""
+"""The model of a job: fetched from where it is, verified against the checksum that the job gives, then loaded.
+
+A cache has one folder per source, in which the file appears whole and verified or not at all. Its name has a digest of
+the URI and the checksum, so that no model stands for another.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
-from worker.errors import ModelMismatch
+from worker.downloads import download
+from worker.errors import ModelMismatch, ModelRefused
+from worker.places import BUCKET, SEGMENT
 
 CHECKSUM: Final = "ML_MODEL_CHECKSUM"
+URI: Final = "ML_MODEL_REGISTRY_URI"
+CACHE: Final = "ATOLL_MODEL_CACHE"
+HOSTS: Final = "ATOLL_MODEL_HOSTS"
+HUB: Final = "HF_ENDPOINT"
+"""Hugging Face's own variable."""
+HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the variable's name
+CACHE_FOLDER: Final = "~/.cache/atoll/models"
+HUGGING_FACE: Final = "https://huggingface.co"
+URI_LENGTH_MAX: Final = 1024
+WAIT_SECONDS: Final = 0.2
+BUCKETS: Final = ("s3", "gs", "az")
+
+_URI: Final = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9._:@\[\]-]*)/(?P<path>.+)")
+_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_HUB: Final = re.compile(rf"hf://(?P<name>{_NAME}(/{_NAME})?)(@(?P<revision>{_NAME}(/{_NAME})*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Bounds of one fetch: the size of the file, and the time with that of waiting for another process."""
+
+    size_bytes: int = 10**12
+    seconds: float = 3600.0
 
 
 def verify_model(path: str | Path, variables: Mapping[str, str] = os.environ) -> None:
@@ -27,3 +62,131 @@ def verify_model(path: str | Path, variables: Mapping[str, str] = os.environ) ->
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if not hmac.compare_digest(found, digits.lower()):
         raise ModelMismatch(f"{path} has {algorithm} {found}, and the job wants {digits[:200]}: do not load it")
+
+
+def fetch_model(
+    uri: str = "",
+    *,
+    file: str = "",
+    cache: str | Path = "",
+    limits: FetchLimits | None = None,
+    variables: Mapping[str, str] = os.environ,
+) -> Path:
+    """Return the path of a model's file that is verified as by `verify_model`, after fetching it if it is not cached.
+
+    uri: ML_MODEL_REGISTRY_URI if empty; file://, s3://, gs://, az://, https:// or hf://. file: its name below the URI,
+    which hf:// needs. A file:// is used where it lies. Processes that share a cache share one download. Raises
+    ModelMismatch, ModelRefused, TimeoutError, and errors of the network and the disk.
+    """
+    uri = uri or variables.get(URI, "")
+    url = _resolved(uri, file, variables)
+    scheme, _, path = url.partition("://")
+    if scheme == "file":
+        verify_model(path, variables)
+        return Path(path)
+    limits = limits or FetchLimits()
+    deadline = time.monotonic() + limits.seconds
+    key = hashlib.sha256(f"{url} {variables.get(CHECKSUM, '')}".encode()).hexdigest()
+    folder = Path(cache or variables.get(CACHE) or CACHE_FOLDER, key).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    target, partial = folder / url.rpartition("/")[2], folder / ".partial"
+    with _alone(folder / ".lock", deadline):
+        if _is_cached(target, variables):
+            return target
+        try:
+            with _source(url, variables, is_hub=uri.startswith("hf://")) as (size, pieces):
+                _write(partial, size, pieces, limits, deadline)
+            verify_model(partial, variables)
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target
+
+
+def _is_cached(path: Path, variables: Mapping[str, str]) -> bool:
+    """Return whether the cache has a file; one that a disk has damaged is removed."""
+    if not path.exists():
+        return False
+    try:
+        verify_model(path, variables)
+    except ModelMismatch:
+        path.unlink()
+        return False
+    return True
+
+
+def _resolved(uri: str, file: str, variables: Mapping[str, str]) -> str:
+    """Return the URI of one file, that of hf:// as a URL. Raises ModelRefused."""
+    told = f"model URI {uri[:200]!r}"
+    whole = f"{uri.removesuffix('/')}/{file}" if file else uri
+    found = _URI.fullmatch(whole)
+    if len(whole) > URI_LENGTH_MAX or found is None:
+        raise ModelRefused(f"{told} must be SCHEME://PLACE/FILE of at most {URI_LENGTH_MAX} characters")
+    wrong = [one for one in found["path"].split("/") if not SEGMENT.fullmatch(one)]
+    if wrong:
+        hint = "letters, digits and . _ = + @ ~ , - are taken, and no dot in front; name the file"
+        raise ModelRefused(f"{told} has a segment {wrong[0][:80]!r}: {hint}")
+    scheme, authority = found["scheme"], found["authority"]
+    if scheme == "hf":
+        return _hub_url(uri, file, variables.get(HUB) or HUGGING_FACE)
+    if scheme in BUCKETS and not BUCKET.fullmatch(authority):
+        raise ModelRefused(f"{told} has no valid bucket or container: write {scheme}://BUCKET/FILE")
+    if scheme not in ("file", "http", "https", *BUCKETS) or bool(authority) == (scheme == "file"):
+        raise ModelRefused(f"{told} must begin with file:///, s3://, gs://, az://, https:// or hf://")
+    return whole if scheme != "file" else f"file:///{found['path']}"
+
+
+def _hub_url(uri: str, file: str, endpoint: str) -> str:
+    found = _HUB.fullmatch(uri)
+    if found is None or not file:
+        raise ModelRefused(f"model URI {uri[:200]!r} must be hf://ORG/NAME@REVISION, with the name of a file beside")
+    revision = quote(found["revision"] or "main", safe="")
+    return f"{endpoint.rstrip('/')}/{found['name']}/resolve/{revision}/{quote(file)}"
+
+
+@contextmanager
+def _source(url: str, variables: Mapping[str, str], *, is_hub: bool) -> Iterator[tuple[int | None, Iterator[bytes]]]:
+    """Yield the size of a file, None if unknown, and its pieces."""
+    scheme, _, path = url.partition("://")
+    if scheme in BUCKETS:
+        from worker.objects import connect
+
+        yield connect(scheme).pieces(path)
+        return
+    token = variables.get(HUB_TOKEN) if is_hub else None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with download(url, hosts=(variables.get(HOSTS) or "").split(), headers=headers) as found:
+        yield found
+
+
+def _write(path: Path, size: int | None, pieces: Iterator[bytes], limits: FetchLimits, deadline: float) -> None:
+    """Write the pieces to the disk. Raises ModelRefused beyond the size, TimeoutError after the deadline."""
+    told = f"the model has more than {limits.size_bytes} bytes, the limit of this fetch"
+    if size is not None and size > limits.size_bytes:
+        raise ModelRefused(told)
+    written = 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            written += len(piece)
+            if written > limits.size_bytes:
+                raise ModelRefused(told)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the model is not fetched after {limits.seconds:g} s: {written} bytes have come")
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _alone(path: Path, deadline: float) -> Iterator[None]:
+    """Hold a lock that ends with the process. Raises TimeoutError."""
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process holds {path}: it has not fetched the model in time") from None
+                time.sleep(WAIT_SECONDS)
+        yield

@@ -7,6 +7,7 @@ not: it overwrites instead of creating, downloads into memory, and sometimes abo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -49,10 +50,14 @@ class Objects(AbstractFileSystem):  # type: ignore[misc]
 
     def get_file(self, rpath: str, lpath: str, **_: object) -> None:
         """Download piece by piece."""
-        store, key = self._split(rpath)
-        answer = store.get(key)
         with Path(lpath).open("wb") as file:
-            file.writelines(answer.stream(min_chunk_size=PIECE_BYTES))
+            file.writelines(self.pieces(rpath)[1])
+
+    def pieces(self, path: str) -> tuple[int, Iterator[bytes]]:
+        """Return the size of an object, and its bytes piece by piece."""
+        store, key = self._split(path)
+        answer = store.get(key)
+        return answer.meta["size"], answer.stream(min_chunk_size=PIECE_BYTES)
 
     def find(self, path: str, **_: object) -> dict[str, dict[str, Any]]:
         """Return every object below a path with its size."""

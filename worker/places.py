@@ -17,8 +17,8 @@ LENGTH_MAX: Final = 1024
 SCHEMES: Final = ("s3", "gs", "az", "file")
 
 _URI: Final = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[^/]*)/(?P<path>.*)", re.DOTALL)
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
-_SEGMENT: Final = re.compile(r"[A-Za-z0-9_=+@~,-][A-Za-z0-9._=+@~,-]*")
+BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+SEGMENT: Final = re.compile(r"[A-Za-z0-9_=+@~,-][A-Za-z0-9._=+@~,-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ def parse_place(uri: str) -> Place:
     scheme, bucket, path = found["scheme"], found["bucket"], found["path"]
     if scheme == "file" and (bucket or not path):
         raise PlaceRefused(f"checkpoint URI {uri!r} names no folder of its own: write file:///FOLDER/")
-    if scheme != "file" and not _BUCKET.fullmatch(bucket):
+    if scheme != "file" and not BUCKET.fullmatch(bucket):
         raise PlaceRefused(f"checkpoint URI {uri!r} has no valid bucket or container: write {scheme}://BUCKET/FOLDER/")
     segments = path.split("/")[:-1]
-    wrong = [segment for segment in segments if not _SEGMENT.fullmatch(segment)]
+    wrong = [segment for segment in segments if not SEGMENT.fullmatch(segment)]
     if wrong:
         raise PlaceRefused(
             f"checkpoint URI {uri!r} has a segment {wrong[0]!r}: letters, digits and . _ = + @ ~ , - are taken, "

@@ -35,6 +35,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "env": "write it as container.env",
     "gpus": "write ext_ml_gpu_count, or resources.gpu_count",
     "replicas": "write policy.min_replicas for a service, parallelism for a batch, workers for a training",
+    "priority": "a number orders no jobs: write policy.priority_class",
     "checkpoint_config": "write it as intent.checkpoint_config",
 }
 """Fields that people look for in a job, and their right places."""

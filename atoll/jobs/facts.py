@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from atoll.jobs.last_checkpoint import LastCheckpoint
 from atoll.jobs.states import JobState, JobStep
 
 PREEMPTED_REASON: Final = "Preempted"
@@ -27,7 +28,8 @@ DISRUPTIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """One pod. `reason`: why a container ended or waits, or why the pod was ended; `detail`: the message."""
+    """One pod. `reason`: why a container ended or waits, or why the pod was ended; `detail`: the message.
+    `checkpoint`: the newest that one of its ended containers tells."""
 
     name: str
     phase: str = "Pending"
@@ -35,6 +37,7 @@ class PodFacts:
     is_gated: bool = False
     reason: str = ""
     detail: str = ""
+    checkpoint: LastCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,11 @@ class JobFacts:
     workload: WorkloadFacts | None
     pods: tuple[PodFacts, ...] = ()
     quota: QuotaFacts | None = None
+
+    def last_checkpoint(self, job_id: str) -> LastCheckpoint | None:
+        """Return the newest checkpoint of the job that its pods tell."""
+        told = (pod.checkpoint for pod in self.pods if pod.checkpoint is not None)
+        return max((one for one in told if one.job_id == job_id), key=lambda one: one.created_at, default=None)
 
 
 class JobPhase(StrEnum):

@@ -34,6 +34,8 @@ def _own(job: Job, needs: Needs, settings: RenderSettings, book: NoteBook) -> It
         value = needs.attributes.model_id if name == "model_id" else getattr(job.attributes, name)
         if value is not None and name not in NOT_FOR_CONTAINERS:
             yield job_names.ML_VARIABLE_PREFIX + name.upper(), literal(plain(value))
+    if job.attributes.model_registry_uri is not None and settings.registry_hosts:
+        yield job_names.MODEL_HOSTS, literal(" ".join(settings.registry_hosts))
     yield job_names.GRACE_VARIABLE, literal(str(needs.grace_seconds))
     yield from _checkpoints(job, needs, settings, book)
     if needs.workers > 1:

@@ -25,6 +25,9 @@ job. Names without `{PREFIX}` are ignored, unknown names with it are refused. Si
 seconds. Editors and other languages can use the [JSON Schema](schemas/job-envelope.schema.json); rules over several
 attributes are checked in addition. Each refusal names attribute, value, limit and line.
 
+`{PREFIX}priority_class` alone orders jobs; those of one class run in the order of submission. The number `priority` of
+an envelope orders nothing: a workflow with another one than 0 is refused.
+
 """
 LABELS: Final = """\
 A rule has `key`, `operator`, `values`, and if it is preferred a `weight` of 0 to 100. Operators are

@@ -71,6 +71,11 @@ def _step(name: str, job: JobEnvelope, runners: Runners) -> dict[str, Any]:
         known = one_of(sorted(runners)) if runners else "nothing runs any type"
         hint = "say in the file of runners what runs it, or correct the type"
         raise WorkflowMistake(AttributeProblem("type", job.type, known, hint, step=f"steps.{name}"))
+    if job.priority:
+        hint = "remove it, or give ext_ml_priority_class; jobs of one class run in the order of submission"
+        raise WorkflowMistake(
+            AttributeProblem("priority", str(job.priority), "a number orders no jobs", hint, step=f"steps.{name}")
+        )
     document = json.loads(json.dumps(runner))
     container = document.setdefault("container", {})
     told = {META_VARIABLE: dict(job.meta), ARGS_VARIABLE: list(job.args)}

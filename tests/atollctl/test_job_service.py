@@ -21,10 +21,11 @@ from atollctl.__main__ import app
 from jobs.accounts import observe_gpus
 from jobs.database import opened
 from jobs.listener import serving
-from jobs.store import take_step
+from jobs.store import change_job, take_step
 from tests.jobs.test_queue_file import EXAMPLE as QUEUES
 from tests.jobservice.made import after
 from tests.jobservice.service import JobService
+from tests.worker.test_records import RECORD
 
 JOB = "name: {}\njob_type: batch\ncontainer:\n  image: busybox:1\n"
 
@@ -158,6 +159,22 @@ def test_a_job_is_shown_with_its_history(shell: Shell) -> None:
         ["run", "running"],
     ]
     assert shell.run("show", job_id) == shown
+
+
+def test_a_job_shows_its_last_checkpoint(shell: Shell) -> None:
+    """From where a resume would go on."""
+    shell.submit("tune")
+    job_id = json.loads(shell.run("show", "tune", "-o", "json"))["id"]
+    changes = {"last_checkpoint": RECORD.told()}
+    shell.service.database._run(
+        lambda session: change_job(session, job_id, version=1, now=after(9), changes=changes), writes=True
+    )
+
+    assert (
+        "Checkpoint:   step 30, epoch 1, loss 0.25; saved 2026-01-02T03:04:05Z to "
+        "s3://bucket/run/weights/00000002-000000000000030/\n"
+    ) in shell.run("show", "tune")
+    assert json.loads(shell.run("show", "tune", "-o", "json"))["last_checkpoint"] == RECORD.told()
 
 
 def test_jobs_are_cancelled_and_tried_again(shell: Shell) -> None:

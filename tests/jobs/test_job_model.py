@@ -60,6 +60,7 @@ REFUSED = {
     ),
     "a-time-without-a-zone": (PLAIN + "policy: {deadline: '2030-01-01T00:00:00'}\n", "policy.deadline", 4),
     "a-window-in-a-policy": (PLAIN + "policy:\n  time_window: night\n", "policy.time_window", 5),
+    "number-for-a-priority": (PLAIN + "priority: 5\n", "priority", 4),
     "another-job-to-wait-for": (PLAIN + "depends_on: [other]\n", "depends_on", 4),
     "a-variable-of-atolls-own": (
         "name: work\njob_type: batch\ncontainer:\n  image: a:1\n  env:\n  - {name: CUDA_VISIBLE_DEVICES, value: '0'}\n",

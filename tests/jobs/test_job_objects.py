@@ -644,6 +644,16 @@ def test_claims_and_gangs_are_what_our_own_models_take() -> None:
     assert gang.spec.quorum == gang.spec.size == 2
 
 
+def test_the_worker_finds_the_hosts_of_models_inside() -> None:
+    """A job that names a model's registry is told which hosts its administrators list."""
+    settings = RenderSettings(registry_hosts=("models.internal", "10.0.0.1:8080"))
+    found = env(rendered(settings=settings, ext_ml_model_registry_uri="https://models.internal/m.bin"))
+
+    assert found["ATOLL_MODEL_HOSTS"] == "models.internal 10.0.0.1:8080"
+    assert "ATOLL_MODEL_HOSTS" not in env(rendered(settings=settings))
+    assert "ATOLL_MODEL_HOSTS" not in env(rendered(ext_ml_model_registry_uri="hf://org/name"))
+
+
 def test_the_worker_finds_its_settings() -> None:
     """What a training imports reads where, how often and how many checkpoints it saves; administrators say where."""
     says = CHECKPOINTS | {"ext_ml_checkpoint_storage_uri": "s3://bucket/a/"}

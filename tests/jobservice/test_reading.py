@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.jobs.facts import PodFacts, QuotaFacts, WorkloadFacts
 from jobs.reading import DETAIL_LENGTH_MAX, decode_pod, decode_quota, decode_workload
+from tests.worker.test_records import RECORD
 
 
 def raw(value: Any) -> bytes:
@@ -121,6 +122,32 @@ def test_why_a_pod_ended_or_waits(status: dict[str, Any], reason: str, detail: s
     found = decode_pod(raw({"metadata": {"name": "p"}, "spec": {}, "status": status}))
 
     assert (found.reason, found.detail) == (reason, detail)
+
+
+def ended(step: int, at: str) -> dict[str, Any]:
+    """Return a state of a container that ended after it saved a checkpoint."""
+    told = RECORD.told() | {"step": step, "created_at": at}
+    return {"terminated": {"exitCode": 143, "message": json.dumps({"last_checkpoint": told})}}
+
+
+@pytest.mark.parametrize(
+    ("containers", "step"),
+    [
+        pytest.param([{"state": ended(30, "2026-01-02T03:04:05Z")}], 30, id="ended"),
+        pytest.param([{"state": {}, "lastState": ended(30, "2026-01-02T03:04:05Z")}], 30, id="runs again in its pod"),
+        pytest.param(
+            [{"state": ended(7, "2026-01-02T03:00:00Z"), "lastState": ended(9, "2026-01-02T02:59:59Z")}],
+            7,
+            id="the later of two, though it began anew",
+        ),
+        pytest.param([{"state": {"running": {}}}], None, id="has not ended"),
+    ],
+)
+def test_the_checkpoint_that_a_pod_tells(containers: list[Any], step: int | None) -> None:
+    """It is in the termination message of a container, of now or before its restart."""
+    found = decode_pod(raw({"metadata": {"name": "p"}, "status": {"containerStatuses": containers}})).checkpoint
+
+    assert (found and found.step) == step
 
 
 def test_only_kueues_gates_mean_quota() -> None:

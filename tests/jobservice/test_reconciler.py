@@ -1,6 +1,7 @@
 """The reconciler: it creates recorded jobs in the cluster, and records the cluster's state."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -15,9 +16,13 @@ from atoll.kube.errors import Unanswered
 from jobs.database import engine_of, migrate
 from jobs.records import JobEventRecord, JobRecord
 from jobs.store import ask_to_cancel, create_job, get_job, list_events, retry_job
+from jobs.views import view_of
 from tests.fakes.api_server import status
 from tests.jobservice.made import NOW, new_job
 from tests.jobservice.world import SERVICE_ID, Faults, JobWorld, ServiceKilled, ServiceProcess
+from tests.worker.test_records import RECORD
+from worker.records import Version
+from worker.termination import message_of
 
 
 class JobStage:
@@ -220,6 +225,33 @@ async def test_checkpoints_outlive_tries_and_cancelling(stage: JobStage) -> None
     assert cancelled.state == "cancelled"
     assert stage.kinds() == ["PersistentVolumeClaim"]
     assert stage.one("PersistentVolumeClaim")["metadata"]["uid"] == volume
+
+
+def told(job_id: str, step: int, minute: int) -> str:
+    """Return the termination message of a training that saved a checkpoint."""
+    record = replace(RECORD, job_id=job_id, version=Version(1, step), created_at=f"2026-01-02T03:{minute:02}:00Z")
+    return message_of(record).decode()
+
+
+async def test_the_last_checkpoint_that_a_job_tells_is_recorded(stage: JobStage) -> None:
+    """A later one replaces it, also where its step is lower; an older one, one of another job and nonsense do not."""
+    stage.world.fates["tune"] = "OOMKilled"
+    job_id = await stage.give(job_type="training", policy={"retry_delay_seconds": 0, "max_retries": 9})
+    found = []
+    for message in (
+        told(job_id, 30, 10),
+        told(job_id, 20, 15),
+        told(job_id, 99, 12),
+        told("another", 99, 50),
+        "out of memory",
+    ):
+        stage.world.told["tune"] = message
+        before = (await stage.record(job_id)).retry_count
+        while (record := await stage.live(job_id, rounds=1)).retry_count == before:
+            pass
+        found.append(view_of(record).last_checkpoint)
+
+    assert [one and (one.step, one.job_id) for one in found] == [(30, job_id), *[(20, job_id)] * 4]
 
 
 async def test_kueue_holds_admits_preempts_and_admits_again(stage: JobStage) -> None:

@@ -145,6 +145,8 @@ class JobWorld:
         """Whether pods of Jobs end at all."""
         self.fates: dict[str, str] = {}
         """Outcome of a job's pods by job name; default: success."""
+        self.told: dict[str, str] = {}
+        """Termination message of a job's containers by job name."""
         self.holds: set[str] = set()
         """Names of jobs that Kueue has not admitted."""
 
@@ -271,10 +273,12 @@ class JobWorld:
                 self._change(path, status=self._end_of(pod))
 
     def _end_of(self, pod: Object) -> Object:
-        reason = self.fates.get(pod["metadata"]["labels"][job_names.JOB_NAME], "")
+        name = pod["metadata"]["labels"][job_names.JOB_NAME]
+        reason, message = self.fates.get(name, ""), self.told.get(name, "")
         if not reason:
-            return {"phase": "Succeeded"}
-        ended = {"terminated": {"reason": reason, "exitCode": 137}}
+            ended = {"terminated": {"exitCode": 0, "message": message}}
+            return {"phase": "Succeeded", "containerStatuses": [{"state": ended}]}
+        ended = {"terminated": {"reason": reason, "exitCode": 137, "message": message}}
         return {"phase": "Failed", "containerStatuses": [{"state": ended}]}
 
     # People and Kueue

@@ -92,6 +92,25 @@ def test_the_timeout_of_an_envelope_limits_its_job(said: dict[str, Any], seconds
     assert document["steps"][0]["config"].get("policy", {}).get("max_runtime") == seconds
 
 
+@pytest.mark.parametrize("said", [{}, {"priority": 0}])
+def test_an_envelope_without_a_number_has_the_priority_of_its_class(said: dict[str, int]) -> None:
+    """0 is what producers send that set none."""
+    step = {"id": "a", "type": "data.prepare", "ext_ml_priority_class": "spot", **said}
+    document, _ = made_of(workflow_of(json.dumps({"workflow_type": "chain", "steps": [step]}).encode()))
+
+    assert document["steps"][0]["config"]["ext_ml_priority_class"] == "spot"
+
+
+@pytest.mark.parametrize("number", [-1, 7])
+def test_a_number_that_would_order_nothing_is_refused(number: int) -> None:
+    """Kueue orders by classes and then by time; whoever sends a number expects more."""
+    step = {"id": "a", "type": "data.prepare", "priority": number}
+    workflow = workflow_of(json.dumps({"workflow_type": "chain", "steps": [step]}).encode())
+
+    with pytest.raises(WorkflowMistake, match=rf"steps\.a_1\.priority is {number}: a number orders no jobs"):
+        pipeline_of_workflow(workflow, RUNNERS)
+
+
 def test_a_type_that_nothing_runs_is_refused() -> None:
     """With the step and the known types."""
     workflow = workflow_of(b"workflow_type: chain\nsteps: [{id: a, type: ml.unknown}]")

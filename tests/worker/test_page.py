@@ -13,7 +13,7 @@ from devcluster.programs import DEFAULT_KUBERNETES
 from tests.docs_blocks import blocks, commands
 from tests.kubernetes_schemas import validate
 from tests.worker.conftest import REPOSITORY, Run
-from worker import preemption, settings, termination
+from worker import models, preemption, settings, termination
 
 PAGE = REPOSITORY / "docs/checkpoints.md"
 JOB = REPOSITORY / "examples/worker/job.yaml"
@@ -27,6 +27,8 @@ VARIABLES = {
     preemption.FILE_VARIABLE,
     preemption.GRACE_VARIABLE,
     "ATOLL_TERMINATION_LOG",
+    models.CACHE,
+    models.HOSTS,
 }
 
 
@@ -107,6 +109,7 @@ def test_its_variables_are_those_that_are_read() -> None:
     assert rows[settings.MAX_COUNT] == str(settings.KEPT)
     assert rows[preemption.GRACE_VARIABLE] == f"{preemption.GRACE_SECONDS:.0f}"
     assert rows[preemption.FILE_VARIABLE] == f"`{preemption.NOTICE_FILE}`"
+    assert rows[models.CACHE] == f"`{models.CACHE_FOLDER}`"
     assert rows["ATOLL_TERMINATION_LOG"] == f"`{termination.PATH}`"
 
 
