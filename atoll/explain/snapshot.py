@@ -8,7 +8,7 @@ that filter expects moments before their bind, and nodes on which a bind has jus
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from atoll.api import names
@@ -93,7 +93,7 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     by_uid = {pod.metadata.uid: pod for pod in snapshot.pods}
     for report in snapshot.reports:
         ledger.take_report(report, nodes.get(report.metadata.name))
-        if unknown_pods(report, by_uid, ledger):
+        if _shows_unknown_pod(report, by_uid, ledger):
             ledger.drop_report(report.metadata.name, why=names.REJECT_UNKNOWN_POD)
     for pod in snapshot.pods:
         if pods.is_gpu_pod(pod):
@@ -101,6 +101,13 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     if snapshot.past_asks is not None:
         recall(ledger, snapshot.past_asks)
     return ledger
+
+
+def _shows_unknown_pod(report: GpuNodeStatus, found: Mapping[str, Pod], ledger: Ledger) -> bool:
+    """Tell whether a report shows a pod that kubelet runs and nobody knows. Of a pod that only ends, lists cannot say
+    whether its deletion was seen."""
+    shown = report.status.pods if report.status is not None else ()
+    return not unknown_pods(report, found, ledger).isdisjoint(entry.uid for entry in shown if entry.kubelet)
 
 
 def pods_by_node(found: Iterable[Pod]) -> dict[str, list[Pod]]:

@@ -200,8 +200,8 @@ class AdmissionReconciler:
         self._cache.busy.add(key)
         try:
             answer = await self._place(view, decision, ahead)
-        except (Conflict, NotFound) as error:
-            log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
+        except (Conflict, NotFound, Forbidden, Invalid) as error:  # one gang's refused write must stop no other gang
+            log.info("A gang could not be placed", gang="/".join(key), err=str(error))
             answer = NoPlacement(Verdict.BUSY, str(error), "AdmissionUndone")
         finally:
             self._cache.busy.discard(key)
