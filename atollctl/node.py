@@ -7,7 +7,7 @@ nobody and deletes nothing.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +22,11 @@ from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease, parse_lease
 from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, newest_sequence, phase_of, sign_of_life
-from atoll.cluster.objects import Lease, Node, decode_lease, decode_node
+from atoll.cluster.objects import Lease, Node, decode_lease, decode_node, decode_pod
 from atoll.cluster.reports import silence_seconds_max
 from atoll.kube import patches, paths
 from atoll.kube.client import ApiClient
-from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, show_json, show_table
 from atollctl.sentences import sentence
@@ -35,7 +35,7 @@ STATUS_REFUSED = 2
 ATTEMPTS_MAX = 5
 RELEASER_ROLE = "the ClusterRole atoll-machine-releaser"
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-COLUMNS = ("NODE", "STANDS", "GPUS", "LEASES", "IN DOUBT", "MOVES ON BY")
+COLUMNS = ("NODE", "STANDS", "GPUS", "LEASES", "IN DOUBT", "REASON", "MOVES ON BY")
 
 app = typer.Typer(help="Show GPU machines; declare one gone for good.", no_args_is_help=True)
 
@@ -50,17 +50,24 @@ class DeclarationRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClusterMachines:
-    """Inputs of the commands, by node name. leases: (node, node uid, in doubt) of every GPU Lease."""
+    """Inputs of the commands, by node name. leases: (node, node uid, in doubt) of every GPU Lease; refusals: why
+    reports do not count."""
 
     nodes: dict[str, Node]
     statuses: dict[str, GpuNodeStatus]
     heartbeats: dict[str, Lease]
     leases: tuple[tuple[str, str, bool], ...]
+    refusals: Mapping[str, str]
 
     def facts(self, name: str, now: datetime) -> MachineFacts:
         """Return the facts about one machine."""
         beat = self.heartbeats.get(name)
-        return MachineFacts(self.nodes.get(name), self.statuses.get(name), beat is not None and is_fresh(beat, now))
+        return MachineFacts(
+            self.nodes.get(name),
+            self.statuses.get(name),
+            is_heard=beat is not None and is_fresh(beat, now),
+            refusal=self.refusals.get(name, ""),
+        )
 
 
 @app.command(name="list")
@@ -72,7 +79,7 @@ def list_nodes(kubeconfig: Kubeconfig = None, context: ContextName = None, outpu
         _refuse(f"cannot list nodes: {sentence(error)}")
     rows = machine_rows(found, datetime.now(UTC))
     if output is Output.JSON:
-        keys = ("node", "stands", "gpus", "leases", "inDoubt", "movesOnBy")
+        keys = ("node", "stands", "gpus", "leases", "inDoubt", "reason", "movesOnBy")
         show_json([dict(zip(keys, row, strict=True)) for row in rows])
     elif rows:
         show_table(COLUMNS, rows)
@@ -96,17 +103,18 @@ def forget(
     _declare(node, reason, uid, kubeconfig, context, forget=True)
 
 
-def machine_rows(found: ClusterMachines, now: datetime) -> list[tuple[str, str, str, str, str, str]]:
+def machine_rows(found: ClusterMachines, now: datetime) -> list[tuple[str, ...]]:
     """One row per name that has a report, a heartbeat or Leases."""
     held = Counter(node for node, _, _ in found.leases)
     doubted = Counter(node for node, _, in_doubt in found.leases if in_doubt)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in sorted(found.statuses.keys() | found.heartbeats.keys() | held.keys()):
-        phase = phase_of(found.facts(name, now))
+        facts = found.facts(name, now)
+        phase = phase_of(facts)
         status = found.statuses.get(name)
         gpus = len(status.status.devices) if status is not None and status.status is not None else 0
         rules = MACHINE_LIFE[phase]
-        rows.append((name, str(phase), str(gpus), str(held[name]), str(doubted[name]), rules.moves_on))
+        rows.append((name, str(phase), str(gpus), str(held[name]), str(doubted[name]), facts.refusal, rules.moves_on))
     return rows
 
 
@@ -221,10 +229,11 @@ async def _who(client: ApiClient) -> str:
 
 async def _read(kubeconfig: Path | None, context: str | None) -> ClusterMachines:
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-node") as client:
-        return await _read_with(client)
+        return await _read_with(client, judges=True)
 
 
-async def _read_with(client: ApiClient) -> ClusterMachines:
+async def _read_with(client: ApiClient, *, judges: bool = False) -> ClusterMachines:
+    """Read the machines; with `judges` also why reports do not count, which needs all pods."""
     nodes, statuses, beats, leases = await asyncio.gather(
         client.list(paths.nodes(), decode_node),
         client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json),
@@ -236,7 +245,26 @@ async def _read_with(client: ApiClient) -> ClusterMachines:
         {one.metadata.name: one for one in statuses.items},
         {one.metadata.name: one for one in beats.items},
         tuple(_held(leases.items)),
+        await _refusals(client, nodes.items, statuses.items, leases.items) if judges else {},
     )
+
+
+async def _refusals(
+    client: ApiClient, nodes: Sequence[Node], reports: Sequence[GpuNodeStatus], leases: Sequence[Lease]
+) -> Mapping[str, str]:
+    """Return why reports do not count, by node name; nothing, and say so, if the user may not list pods. Pods are read
+    last: one that was bound meanwhile is known."""
+    from atoll.explain.snapshot import ClusterSnapshot, ledger_of
+
+    try:
+        pods = await client.list(paths.pods(), decode_pod)
+    except Forbidden as error:
+        typer.echo(f"cannot tell which reports are refused: {sentence(error)}", err=True)
+        return {}
+    found = ClusterSnapshot(
+        "", nodes=tuple(nodes), pods=tuple(pods.items), reports=tuple(reports), leases=tuple(leases)
+    )
+    return ledger_of(found).uncounted
 
 
 def _held(leases: Iterable[Lease]) -> Iterable[tuple[str, str, bool]]:

@@ -78,6 +78,7 @@ class GpuStatsPublisher:
                     mirror.nodes.store.get(("", name)),
                     mirror.reports.get(name),
                     is_heard=not mirror.ledger.is_stale(name, now_seconds),
+                    refusal=mirror.ledger.uncounted.get(name, ""),
                 )
             )
             for name in found

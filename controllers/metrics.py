@@ -10,7 +10,7 @@ from atoll.service.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ControllerMetrics:
-    """Counters, gauges and histograms of one process."""
+    """Counters, gauges and histograms of one process. The gauges belong to a leadership term."""
 
     leases_released: Counter
     departures_in_doubt: Gauge
@@ -33,6 +33,12 @@ class ControllerMetrics:
     reconcile_seconds: Histogram
     queue_seconds: Histogram
     queue_keys: Gauge
+
+    def end_term(self) -> None:
+        """Reset every gauge: rules take the maximum over replicas, also over those that do not lead any more."""
+        for gauge in (self.departures_in_doubt, self.foreign_gpus, self.stranded_pods):
+            gauge.set(0)
+        self.queue_keys.clear()
 
 
 def controller_metrics(metrics: Metrics) -> ControllerMetrics:

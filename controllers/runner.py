@@ -210,6 +210,7 @@ async def _reconcile(process: ControllerManager) -> None:
         )
     finally:
         process.loops = ()
+        process.metrics.end_term()
 
 
 async def _lead_once(process: ControllerManager) -> None:

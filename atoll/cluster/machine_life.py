@@ -1,7 +1,7 @@
 """The phases of a machine as a table: what happens to its objects in each, and what ends the phase. Pure.
 
-Derives the phase from the Node, the GpuNodeStatus and whether the agent is alive, and finds a valid declaration that
-the machine is gone. docs/operations.md has the same table; a test compares them.
+Derives the phase from the Node, the GpuNodeStatus, its refusal and whether the agent is alive, and finds a valid
+declaration that the machine is gone. docs/operations.md has the same table; a test compares them.
 
 A declaration counts for one machine, the one that had the Node's uid of that time, and only while nothing contradicts
 it: no kubelet is ready under that uid, and no report has come from the machine since. A machine that reports again is
@@ -30,6 +30,7 @@ class MachinePhase(StrEnum):
     WORKING = "working"
     CORDONED = "cordoned"
     DRIVER_RELEASED = "driver released"
+    REFUSED = "refused"
     SILENT = "silent"
     REBOOTED = "rebooted"
     REPLACED = "replaced"
@@ -55,6 +56,11 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
         "its cards are unknown; nothing is placed; AtollDriverReleased after 2 hours",
         "freed on proof",
         "the label `gpu.scheduling/driver-hold` is removed, or the operator's upgrade ends",
+    ),
+    MachinePhase.REFUSED: PhaseRules(
+        "does not count; nothing is placed; AtollReportsRefused after 10 minutes",
+        "freed on proof",
+        "a report that counts; `atoll node list` shows the reason",
     ),
     MachinePhase.SILENT: PhaseRules(
         "kept; nothing is placed; AtollNodesSilent after 10 minutes", "kept, in doubt", "its agent's next heartbeat"
@@ -86,11 +92,13 @@ MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts about the machine with a name. is_heard: its agent's heartbeat is fresh."""
+    """Facts about the machine with a name. is_heard: its agent's heartbeat is fresh; refusal: why its report does not
+    count, if known."""
 
     node: Node | None
     status: GpuNodeStatus | None
     is_heard: bool
+    refusal: str = ""
 
 
 def phase_of(facts: MachineFacts) -> MachinePhase:
@@ -108,6 +116,8 @@ def phase_of(facts: MachineFacts) -> MachinePhase:
     past = {names.REJECT_PAST_NODE: MachinePhase.REPLACED, names.REJECT_PAST_BOOT: MachinePhase.REBOOTED}
     if why := reason_of_the_past(facts.status, node):
         return past[why]
+    if facts.refusal:
+        return MachinePhase.REFUSED
     if not facts.is_heard:
         return MachinePhase.SILENT
     if release_reason(node):

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
+from atoll.api import names
 from atoll.api.node_status import GONE_MAX, GoneMachine
 from atoll.api.times import format_microtime
 from atollctl.__main__ import app
@@ -70,6 +71,31 @@ async def test_the_list_says_where_a_machine_stands_and_what_moves_it_on(server:
     assert result.exit_code == 0, result.output
     for word in ('"stands": "deleted"', '"gpus": "8"', '"inDoubt": "1"', "atoll node forget"):
         assert word in result.output
+
+
+@pytest.mark.parametrize("may_list_pods", [True, False])
+async def test_the_list_says_why_a_report_does_not_count(
+    server: FakeApiServer, tmp_path: Path, *, may_list_pods: bool
+) -> None:
+    """A heard agent, whose report shows a pod that the API server does not know. Whoever may not list pods is told."""
+
+    def forbid(method: str, path: str, _: Any) -> web.Response | None:
+        is_pods = (method, path) == ("GET", "/api/v1/pods") and not may_list_pods
+        return web.json_response({"kind": "Status", "reason": "Forbidden"}, status=403) if is_pods else None
+
+    server.intercept(forbid)
+    put_node(server, ready="True")
+    put_beat(server, timedelta(seconds=1))
+    report = server.objects[REPORT]
+    report["status"]["pods"] = [{"uid": "unknown", "live": True}]
+    server.put(REPORT, strip_version(report))
+
+    result = await atoll(server, tmp_path, "list", "-o", "json")
+
+    assert result.exit_code == 0, result.output
+    assert (f'"reason": "{names.REJECT_UNKNOWN_POD}"' in result.output) == may_list_pods
+    assert ('"stands": "refused"' in result.output) == may_list_pods
+    assert ("cannot tell which reports are refused" in result.output) != may_list_pods
 
 
 @pytest.mark.parametrize("verb", ["release", "forget"])

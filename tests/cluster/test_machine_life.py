@@ -75,6 +75,11 @@ PHASES: dict[str, tuple[MachineFacts, MachinePhase]] = {
     "cordoned": (MachineFacts(node(cordoned=True), status(), is_heard=True), MachinePhase.CORDONED),
     "driver is released for its upgrade": (
         MachineFacts(node(cordoned=True, released=True), status(), is_heard=True), MachinePhase.DRIVER_RELEASED),
+    "its report is refused": (MachineFacts(node(cordoned=True), status(), is_heard=True, refusal="why"),
+                              MachinePhase.REFUSED),
+    "refused and silent": (MachineFacts(node(), status(), is_heard=False, refusal="why"), MachinePhase.REFUSED),
+    "booted since, and refused therefore": (MachineFacts(node(boot=NEXT_BOOT), status(), is_heard=True, refusal="why"),
+                                            MachinePhase.REBOOTED),
     "agent is silent": (MachineFacts(node(), status(), is_heard=False), MachinePhase.SILENT),
     "cordoned and silent": (MachineFacts(node(cordoned=True), status(), is_heard=False), MachinePhase.SILENT),
     "booted since": (MachineFacts(node(boot=NEXT_BOOT), status(), is_heard=True), MachinePhase.REBOOTED),

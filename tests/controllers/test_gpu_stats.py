@@ -59,13 +59,18 @@ def test_machines_are_counted_by_phase() -> None:
     mirror, metrics = LateMirror(complete=True), Metrics("controllers")
     GpuStatsPublisher(metrics, cast("ClusterMirror", mirror), ManualClock())
     mirror.reports["gone"] = make_report("gone", "t4-4")
+    mirror.reports["refused"] = make_report("refused", "t4-4")
+    mirror.nodes.store["", "refused"] = msgspec.convert(
+        {"metadata": {"name": "refused", "uid": "uid-of-refused"}}, Node
+    )
+    mirror.ledger.drop_report("refused", why=names.REJECT_UNKNOWN_POD)
     mirror.nodes.store["", "new"] = msgspec.convert({"metadata": {"name": "new", "uid": "u"}}, Node)
     mirror.heartbeats.store[names.HEARTBEAT_NAMESPACE, "new"] = None
 
     metrics.refresh()
 
     told = {key[-1]: value for key, value in samples(metrics).items() if key[0] == "atoll_controllers_machines"}
-    assert {phase for phase, count in told.items() if count} == {"deleted", "joining"}
+    assert {phase for phase, count in told.items() if count} == {"deleted", "joining", "refused"}
     assert told.keys() == set(MachinePhase)
 
 

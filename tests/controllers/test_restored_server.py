@@ -5,21 +5,26 @@ listed, attribute by attribute; a new one must be put into the right row.
 """
 
 import asyncio
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import Gauge
 
 from atoll.cluster.foreign import ForeignUseCache
 from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.reports import NodeReports
 from atoll.kube.mirror import ClusterMirror
+from atoll.service.metrics import Metrics
 from controllers import runner
 from controllers.leases.terminations import PodTerminations
+from controllers.metrics import controller_metrics
 from controllers.runner import ControllerManager
 from controllers.settings import ControllersSettings
 from tests.fakes.clock import ManualClock
+from tests.service.test_metrics import samples
 
 BEGINS_ANEW = {
     PodTerminations: {"_gone", "_last", "_seen_live", "_open", "_nodes"},
@@ -89,8 +94,12 @@ async def test_what_begins_anew_is_as_at_the_start() -> None:
 
 
 async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on leading, with reconcilers that remember nothing; their loops have ended before."""
+    """It goes on leading, with reconcilers that remember nothing; their loops have ended before. No gauge that
+    reconcilers set keeps its value, neither for the next term nor in a process that leads no more."""
     running, terms = set[int](), list[int]()
+    page, found = Metrics("test"), list[dict[tuple[str, ...], float]]()
+    metrics = controller_metrics(page)
+    gauges = {name: one for name in metrics.__slots__ if isinstance(one := getattr(metrics, name), Gauge)}
 
     async def supervise(**work: Any) -> None:
         for coroutine in work.values():
@@ -98,6 +107,9 @@ async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.M
         number = len(terms)
         running.add(number)
         terms.append(len(running))
+        found.append(gauges_of(page, gauges))
+        for name, gauge in gauges.items():
+            (gauge.labels("a loop") if name == "queue_keys" else gauge).set(7)
         try:
             await asyncio.Event().wait()
         finally:
@@ -119,6 +131,7 @@ async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.M
         terminations=None,
         restored=restored,
         context=lambda _events: None,
+        metrics=metrics,
     )
     leading = asyncio.create_task(runner._lead(cast("Any", process)))
     async with asyncio.timeout(20):
@@ -130,3 +143,10 @@ async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.M
     await asyncio.gather(leading, return_exceptions=True)
 
     assert terms == [1, 1, 1]
+    nothing = {("atoll_test_" + name,): 0.0 for name in ("departures_in_doubt", "foreign_gpus", "stranded_pods")}
+    assert [*found, gauges_of(page, gauges)] == [nothing] * 4
+
+
+def gauges_of(page: Metrics, wanted: Collection[str]) -> dict[tuple[str, ...], float]:
+    """Return the samples of these gauges by name and labels."""
+    return {key: value for key, value in samples(page).items() if key[0].removeprefix("atoll_test_") in wanted}

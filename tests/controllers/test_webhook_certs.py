@@ -15,7 +15,9 @@ from cryptography import x509
 from atoll.api import names
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound, Unanswered
 from atoll.kube.patches import STRATEGIC_MERGE_PATCH
+from atoll.service.metrics import Metrics
 from controllers import runner
+from controllers.metrics import controller_metrics
 from controllers.settings import ControllersSettings
 from controllers.webhook_certs import WebhookCertReconciler
 
@@ -266,6 +268,7 @@ async def test_certificates_that_somebody_else_keeps_are_left_alone(
         terminations=None,
         restored=asyncio.Event(),
         context=lambda _events: None,
+        metrics=controller_metrics(Metrics("test")),
     )
     await runner._lead(cast("Any", process))
 

@@ -45,6 +45,9 @@ class NoMetric:
     def set(self, _value: float) -> None:
         """Do nothing."""
 
+    def clear(self) -> None:
+        """Do nothing."""
+
     def set_function(self, _read: Any) -> None:
         """Do nothing."""
 
