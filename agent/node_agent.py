@@ -253,7 +253,7 @@ class NodeAgent:
             try:
                 if self.seconds_since_observation() <= silent_after_seconds:
                     if not await self._heartbeat.renew():
-                        log.error("Versions have gone back: etcd was restored, as the heartbeat shows")
+                        log.error("Versions have gone back, or the heartbeat was deleted: etcd may be restored")
                         self._on_rewind()
                         continue
                     backoff.reset()
