@@ -309,8 +309,7 @@ class NodeAgent:
         """Remember an observation. It does not settle a deletion that arrived during it."""
         self._evidence = evidence
         self._looked_at = self._clock.monotonic_seconds()
-        if evidence.is_complete:
-            self._inventory = self._inventory.forget_gone(evidence.seen)
+        self._inventory = self._inventory.forget_gone(evidence)
         if self._schedule is schedule:
             self._schedule = schedule.after_reading(is_complete=evidence.is_complete, live_read=evidence.live_read)
         if not self._published.is_set():
