@@ -97,6 +97,14 @@ class Restore:
         metadata = {"name": "n1", "namespace": names.HEARTBEAT_NAMESPACE, "uid": "h", "resourceVersion": str(version)}
         return {"metadata": metadata, "spec": {"leaseDurationSeconds": 180, "renewTime": renewed}}
 
+    def renew(self, version: int, *, age_seconds: float = 0) -> None:
+        """Show a renewal of the heartbeat that was written so many seconds ago."""
+        self.mirror.heartbeats._observe("MODIFIED", json.dumps(self.heartbeat(age_seconds, version)).encode())
+
+    def report(self, sequence: int, version: int) -> None:
+        """Show a report that is written now."""
+        self.mirror.node_statuses._observe("MODIFIED", json.dumps(self._report(sequence, version)).encode())
+
     def refusal(self) -> str:
         """Return why the node's report does not count; empty if it does."""
         ledger = self.mirror.ledger
@@ -107,8 +115,20 @@ def test_one_renewal_after_a_restore_is_not_two_because_the_backups_is_listed() 
     """The first renewal may be seen before the report that preceded it: the backup's report does not count yet."""
     restore = Restore(heard_seconds=5)
     assert restore.refusal() == names.REJECT_RESTORED
-    restore.mirror.heartbeats._observe("MODIFIED", json.dumps(restore.heartbeat(0, 13)).encode())
+    restore.renew(13)
     assert restore.refusal() == names.REJECT_RESTORED
+
+
+def test_heartbeats_of_a_node_that_counts_again_change_nothing() -> None:
+    """Its report is not taken anew with each: what was derived of it would be void, for as long as we run."""
+    restore = Restore(heard_seconds=5)
+    restore.renew(13, age_seconds=1)
+    restore.report(8, 14)
+    ledger = restore.mirror.ledger
+    assert (restore.refusal(), ledger.uncounted) == ("", {})
+    revision = ledger.revision
+    restore.renew(15)
+    assert ledger.revision == revision
 
 
 def test_the_backups_heartbeat_is_no_sign_of_life() -> None:
