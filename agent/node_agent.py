@@ -356,6 +356,7 @@ class NodeAgent:
             position=position,
             now=format_microtime(self._clock.now()),
             releases=self._writer.releases,
+            is_first_since_restore=self._writer.is_restored,
         )
         machine = observation.machine
         inventory = inventory_of(previous, machine, context)

@@ -58,6 +58,27 @@ def test_a_pod_that_the_kubelet_lists_again_is_waited_for_anew() -> None:
     assert audit.refusal(shown(), pods_version="1") == names.REJECT_UNKNOWN_POD
 
 
+def unread(sequence: int, *, unread_since_restore: bool) -> GpuNodeStatus:
+    """Return the report of an agent that cannot read cgroups, as one without the right mount."""
+    body = report_json("n1", "t4-4")
+    evidence = {"sequence": sequence, "liveRead": False, "unreadSinceRestore": unread_since_restore}
+    body["status"] |= {"evidence": evidence, "pods": []}
+    return GpuNodeStatus.model_validate_json(json.dumps(body))
+
+
+@pytest.mark.parametrize("is_restored", [True, False], ids=["since a restore", "there was no restore"])
+def test_a_node_whose_pods_nobody_can_read_is_judged_alike_by_every_process(*, is_restored: bool) -> None:
+    """One noticed the restore, the other started later: neither gives out GPUs of pods that the server forgot."""
+    noticed, started_later = NodeAudit({}, Ledger()), NodeAudit({}, Ledger())
+    if is_restored:
+        noticed.begin({"n1": unread(7, unread_since_restore=False)})
+    for _ in range(UNLISTED_RENEWALS):
+        noticed.note_renewal("n1")
+    want = names.REJECT_RESTORED if is_restored else ""
+    report = unread(8, unread_since_restore=is_restored)
+    assert [one.refusal(report, pods_version="5000") for one in (noticed, started_later)] == [want, want]
+
+
 class Restore:
     """A mirror whose server is restored; the backup has report 5 and an older heartbeat."""
 
