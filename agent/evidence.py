@@ -26,6 +26,8 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.pods import container_statuses, is_gpu_pod, is_terminal
 from atoll.cluster.release import has_ended
 
+GONE_MAX = 4096
+"""Limit of remembered pods that are gone from the API, while cgroups cannot be read."""
 UUIDS_MAX = 64
 HOST_PIDS_MAX = 8
 UUIDS_TOTAL_MAX = 4096
@@ -84,9 +86,12 @@ class PodInventory:
             claimed=present - {pod.metadata.uid for pod, _ in listed},
         )
 
-    def forget_gone(self, seen: frozenset[str]) -> "PodInventory":
-        """Forget pods that neither the API nor a complete reading shows any more."""
-        known = self.present | seen
+    def forget_gone(self, evidence: "EvidenceReading") -> "PodInventory":
+        """Forget pods that neither the API nor the look shows any more. Where cgroups could not be read, only once they
+        are very many. A forgotten pod that is seen again is reported, like any other that nobody knows."""
+        known = self.present | evidence.seen
+        if not evidence.live_read and len((self.with_gpus | self.plain) - known) <= GONE_MAX:
+            return self
         return replace(self, with_gpus=self.with_gpus & known, plain=self.plain & known)
 
 

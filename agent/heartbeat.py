@@ -1,7 +1,7 @@
 """Renews the heartbeat: a Lease that says that the agent observes its machine and can publish what it sees.
 
 Only the agent writes it, so its version shows whether the API server was restored from a backup: then the Lease is in
-an older state than the one that the agent wrote last.
+an older state than the one that the agent wrote last, or is missing as it is after a deletion.
 """
 
 from typing import Any
@@ -28,11 +28,15 @@ class HeartbeatWriter:
         self._version = ""
 
     async def renew(self) -> bool:
-        """Renew or create the Lease. Raises KubeError. Return False, with nothing written, if the API server was
-        restored from a backup since the last renewal; the next call then renews what is there."""
+        """Renew or create the Lease. Raises KubeError. Return False, with nothing written, if the API server may have
+        been restored from a backup since the last renewal; the next call then renews or creates what is there. A Lease
+        that somebody deleted looks the same, and a report too many does no harm."""
         try:
             written = await self._patch(self._body(self._version))
         except NotFound:
+            if self._version:
+                self._version = ""
+                return False
             written = await self._create()
         except Conflict:
             current = await self._patch({})

@@ -253,7 +253,7 @@ class NodeAgent:
             try:
                 if self.seconds_since_observation() <= silent_after_seconds:
                     if not await self._heartbeat.renew():
-                        log.error("Versions have gone back: etcd was restored, as the heartbeat shows")
+                        log.error("Versions have gone back, or the heartbeat was deleted: etcd may be restored")
                         self._on_rewind()
                         continue
                     backoff.reset()
@@ -309,8 +309,7 @@ class NodeAgent:
         """Remember an observation. It does not settle a deletion that arrived during it."""
         self._evidence = evidence
         self._looked_at = self._clock.monotonic_seconds()
-        if evidence.is_complete:
-            self._inventory = self._inventory.forget_gone(evidence.seen)
+        self._inventory = self._inventory.forget_gone(evidence)
         if self._schedule is schedule:
             self._schedule = schedule.after_reading(is_complete=evidence.is_complete, live_read=evidence.live_read)
         if not self._published.is_set():
@@ -357,6 +356,7 @@ class NodeAgent:
             position=position,
             now=format_microtime(self._clock.now()),
             releases=self._writer.releases,
+            is_first_since_restore=self._writer.is_restored,
         )
         machine = observation.machine
         inventory = inventory_of(previous, machine, context)

@@ -74,6 +74,8 @@ class StatusWriter:
         self.stored: GpuNodeStatus | None = None
         self._last: GpuNodeStatusReport | None = None
         self._before_restore: GpuNodeStatusReport | None = None
+        self.is_restored = False
+        """True from `forget` until a report is written."""
 
     @property
     def stored_report(self) -> GpuNodeStatusReport | None:
@@ -96,6 +98,7 @@ class StatusWriter:
         """Forget the stored object: the API server was restored and holds another. What the last report says of the
         machine stays known until the next one is written."""
         self._before_restore = self.known_report
+        self.is_restored = True
         self.stored = None
 
     def take(self, seen: GpuNodeStatus) -> None:
@@ -143,6 +146,7 @@ class StatusWriter:
             self._sequence = numbered.evidence.sequence
             self.take(stored_of(answer))
             self._before_restore = None
+            self.is_restored = False
             if self.stored_report == numbered:
                 return True
             differences += 1

@@ -45,7 +45,8 @@ _NOT_SLUG = re.compile(r"[^a-z0-9.]+")
 @dataclass(frozen=True, slots=True)
 class ReportContext:
     """Parts of a report beside the devices. now: UTC time as text; position: in the watch of this node's pods;
-    releases: time at which an administrator declared a device well, by uuid."""
+    releases: time at which an administrator declared a device well, by uuid; is_first_since_restore: no report was
+    written since the API server was restored, as far as this process knows."""
 
     agent_version: str
     boot_id: str
@@ -53,6 +54,7 @@ class ReportContext:
     position: str
     now: str
     releases: Mapping[str, str] = field(default_factory=dict)
+    is_first_since_restore: bool = False
 
 
 def model_slug(product_name: str, *, vendor: str) -> str:
@@ -102,6 +104,7 @@ def build_report(
             pod_resource_version=context.position,
             live_read=evidence.live_read,
             kubelet_read=evidence.kubelet_read,
+            unread_since_restore=not evidence.live_read and _is_unread_since_restore(previous, context),
             processes_read=evidence.processes_read,
             uses_unread=evidence.uses_unread,
         ),
@@ -117,6 +120,11 @@ def build_report(
         healthy_count=sum(device.health.state is HealthState.HEALTHY for device in devices),
         models=", ".join(sorted({device.model for device in devices if device.model}))[:256],
     )
+
+
+def _is_unread_since_restore(previous: GpuNodeStatusReport | None, context: ReportContext) -> bool:
+    """Whether no look since the restore could read the pods. The stored report keeps it over restarts of the agent."""
+    return context.is_first_since_restore or (previous is not None and previous.evidence.unread_since_restore)
 
 
 def _former_nodes(previous: GpuNodeStatusReport | None, node_uid: str) -> tuple[FormerNode, ...]:

@@ -232,6 +232,9 @@ class Evidence(Model):
     ] = ""
     live_read: Annotated[bool, Field(description="sandboxes and cgroups could be read")] = False
     kubelet_read: Annotated[bool, Field(description="kubelet's list of pods could be read")] = False
+    unread_since_restore: Annotated[
+        bool, Field(description="the API server was restored, and sandboxes and cgroups could not be read since")
+    ] = False
     processes_read: Annotated[
         bool, Field(description="processes of every GPU could be read; else the last known use counts")
     ] = True

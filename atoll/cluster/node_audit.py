@@ -8,9 +8,11 @@ run on until the kubelet ends them. Nothing in the API server tells of their GPU
   has shown is known; one that was only missing in a list is not. A process that hangs, or a folder of cgroups that is
   left behind, would keep its node out for ever: so such a pod counts no more once the agent has renewed its heartbeat
   some times while the kubelet does not list it, and no process of an unknown pod is on a card unnoticed.
+* A report that says itself that its agent could not read the pods since a restore does not count, in every process at
+  any time: an agent notices restores, and its report keeps that until it reads.
 * A process that notices a restore trusts a node again when its agent has reported since: under a number past the one
   from before, past the backup's by an agent that began anew, or before two renewals of its heartbeat, since an agent
-  reports before it renews.
+  reports before it renews. Its agent must also have read the pods.
 """
 
 from collections import Counter, OrderedDict
@@ -78,6 +80,8 @@ class NodeAudit:
         """Return why a report does not count; empty if it does. pods_version: of our copy of the pods; empty while that
         is not complete."""
         name, report = status.metadata.name, status.status
+        if report is not None and report.evidence.unread_since_restore:
+            return names.REJECT_RESTORED
         if self._before is not None and name not in self._passed:
             is_read = report is not None and report.evidence.live_read
             position = version_number(report.evidence.pod_resource_version) if report is not None else 0

@@ -98,6 +98,7 @@ class NodeReports:
             self.drop(name, why=names.REJECT_BAD_REPORT if status.status is not None else "")
         else:
             self.nodes[name] = devices
+            self.uncounted.pop(name, None)
 
     def drop(self, node: str, *, why: str = "") -> None:
         """Forget a node's report, or stop counting it for the reason `why`."""

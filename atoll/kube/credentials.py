@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 RELOAD_SECONDS = 60.0
 """Interval of reading a source again; projected tokens are replaced long before they expire."""
+CERTIFICATE_MARGIN_SECONDS = 600.0
+"""A plugin is asked for a new certificate this long before the old one ends."""
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -87,18 +90,21 @@ class Credentials:
         read_source: Callable[[], Awaitable[object]],
         read_anew: Callable[[], Awaitable[Credentials]],
         files: Mapping[Path, bytes | None],
+        is_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """read_source: renews the token of a plugin or file, in the same configuration. read_anew: reads everything
+        """read_source: renews the token of a plugin or file, or a plugin's certificate, in the same configuration.
+        is_due: tells whether to do so although nobody refused the old one. read_anew: reads everything
         again; called when one of `files`, or a file named in the configuration, has changed. files: with the contents
         from before they were loaded, so that no change goes unnoticed."""
         self._read_anew = read_anew
-        self._load(configuration, read_source, files)
+        self._load(configuration, read_source, files, is_due)
 
     def _load(
         self,
         configuration: _Configuration,
         read_source: Callable[[], Awaitable[object]],
         files: Mapping[Path, bytes | None],
+        is_due: Callable[[], bool],
     ) -> None:
         """Take over a configuration as a whole, or raise and change nothing. Contents are read before their use."""
         named = {path: _content_of(path) for path in _named_by(configuration)}
@@ -106,6 +112,7 @@ class Credentials:
         ssl_context = _ssl_context(configuration) if host.startswith("https://") else None
         self._configuration = configuration
         self._read_source = read_source
+        self._is_due = is_due
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         self._files = files
         self._named = named
@@ -150,18 +157,20 @@ class Credentials:
         user = _user(loader)
         _check_plugin(user, configuration)
         plugin_expires = "exec" in user and hasattr(loader, "exec_plugin_expiry")
-        rotates = "tokenFile" in user or "auth-provider" in user or plugin_expires
+        rotates = "tokenFile" in user or "auth-provider" in user or "exec" in user
+        is_asked_late = "exec" in user and not plugin_expires
         return cls(
             configuration,
             read_source=(lambda: loader.load_and_set(configuration)) if rotates else _nothing,
             read_anew=lambda: cls._from_file(source, context),
             files=files,
+            is_due=(lambda: _ends_soon(configuration)) if is_asked_late else lambda: True,
         )
 
     async def headers(self) -> dict[str, str]:
         """Return the headers that authenticate one request; empty if the TLS certificate does."""
         if asyncio.get_running_loop().time() >= self._reload_at:
-            await self.reload()
+            await self.reload(was_refused=False)
         token = self._configuration.api_key.get("BearerToken")
         return {"Authorization": token.strip()} if token else {}
 
@@ -171,17 +180,18 @@ class Credentials:
             cafile=self._configuration.ssl_ca_cert, cadata=self._configuration.ca_cert_data
         )
 
-    async def reload(self) -> None:
+    async def reload(self, *, was_refused: bool = True) -> None:
         """Read the source again, also after a 401 or an untrusted certificate. If it cannot be read now, keep the old
-        credentials."""
+        credentials. A plugin that tells no time of expiry runs only after a refusal, or when its certificate ends."""
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         try:
             if self._has_changed():
                 fresh = await self._read_anew()
-                self._load(fresh._configuration, fresh._read_source, fresh._files)
+                self._load(fresh._configuration, fresh._read_source, fresh._files, fresh._is_due)
                 log.info("Reloaded changed credentials", server=self.host)
                 return
-            await self._read_source()
+            if was_refused or self._is_due():
+                await self._read_source()
             self._reload_certificate()
         except Exception as error:  # noqa: BLE001 - plugins, files and identity providers fail in any way they like
             log.warning("Kept old credentials", err=truncate(str(error)))
@@ -224,6 +234,15 @@ def _named_by(configuration: _Configuration) -> list[Path]:
 
 async def _nothing() -> None:
     """Renew nothing: the kubeconfig itself is read again when the file changes."""
+
+
+def _ends_soon(configuration: _Configuration) -> bool:
+    """Return whether the client certificate, if there is one, ends soon. Raises OSError and ValueError."""
+    if not configuration.cert_file:
+        return False
+    x509 = import_module("cryptography.x509")
+    certificate = x509.load_pem_x509_certificate(Path(configuration.cert_file).read_bytes())
+    return bool(certificate.not_valid_after_utc.timestamp() - time.time() < CERTIFICATE_MARGIN_SECONDS)
 
 
 def _content_of(path: Path) -> bytes | None:

@@ -102,9 +102,7 @@ class MissingLeaseRepair:
         """Write one Lease; False when another pod has it. The bind's own Lease may only not have been seen yet. `uses`:
         the GpuReservation of the pod, by name or as NAME/UID."""
         now = self._context.now_text()
-        report = self._context.mirror.ledger.nodes.get(lease.node)
-        node_uid = report.node_uid if report is not None else ""
-        reservation = Reservation(lease.node, node_uid, lease.holder, lease.claim, ATTEMPT, now, now)
+        reservation = Reservation(lease.node, self._node_uid(lease.node), lease.holder, lease.claim, ATTEMPT, now, now)
         body = lease_body(reservation, lease.device_id, lease.device_uuid)
         try:
             await self._context.api.create(paths.leases(names.SYSTEM_NAMESPACE), body)
@@ -127,6 +125,13 @@ class MissingLeaseRepair:
             type="Warning",
         )
         return True
+
+    def _node_uid(self, node: str) -> str:
+        """Return the uid of the machine: of its report, counted or not, as binds take it, else of the Node."""
+        mirror = self._context.mirror
+        status, registered = mirror.reports.get(node), mirror.nodes.store.get(("", node))
+        reported = status.status.node_uid if status is not None and status.status is not None else ""
+        return reported or (registered.metadata.uid if registered is not None else "")
 
     async def _live(self, lease: MissingLease) -> LeaseRecord | None:
         found = await read_lease(self._context.api, lease.name)

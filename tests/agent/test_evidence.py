@@ -1,9 +1,12 @@
 """Evidence: what an observation proves about pods, and what it does not prove."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.cgroups import CgroupReading
 from agent.evidence import (
+    GONE_MAX,
     EvidenceReading,
     GpuUse,
     KubeletReading,
@@ -218,7 +221,7 @@ def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
     for _ in range(3):
         evidence = collect_evidence(known, cgroups=cgroups("p"), kubelet=kubelet(), use=GpuUse())
         assert evidence.pods == ()
-        known = known.forget_gone(evidence.seen)
+        known = known.forget_gone(evidence)
 
 
 def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
@@ -250,13 +253,25 @@ def test_a_restarted_agent_watches_what_the_last_report_named() -> None:
     assert evidence.terminating == {"g"}
 
 
-def test_memory_of_pods_is_bounded() -> None:
-    """A pod that neither the API nor a complete reading shows is forgotten; one that is still seen is not."""
-    known = inventory(gone=(GPU_POD, PLAIN_POD, make_pod("q")))
+@pytest.mark.parametrize("answer", [kubelet(), None], ids=["the kubelet answers", "the kubelet may not be asked"])
+def test_memory_of_pods_is_bounded(answer: KubeletReading | None) -> None:
+    """A pod that neither the API nor the cgroups show is forgotten; one that is still seen is not."""
+    known = inventory(make_pod("api"), gone=(GPU_POD, PLAIN_POD, make_pod("q")))
 
-    kept = known.forget_gone(frozenset({"g"}))
+    evidence = collect_evidence(known, cgroups=cgroups("g", "api"), kubelet=answer, use=GpuUse())
+    kept = known.forget_gone(evidence)
 
-    assert (kept.with_gpus, kept.plain) == ({"g"}, set())
+    assert (kept.with_gpus, kept.plain) == ({"g"}, {"api"})
+
+
+@pytest.mark.parametrize(("count", "left"), [(GONE_MAX, GONE_MAX), (GONE_MAX + 1, 0)])
+def test_an_agent_that_reads_no_cgroups_remembers_only_so_many_pods(count: int, left: int) -> None:
+    """What is gone may still run, unseen: it is remembered up to a limit."""
+    known = replace(inventory(), plain=frozenset(f"u{number}" for number in range(count)))
+
+    evidence = collect_evidence(known, cgroups=None, kubelet=None, use=GpuUse())
+
+    assert len(known.forget_gone(evidence).plain) == left
 
 
 def test_a_pod_stays_a_gpu_pod() -> None:

@@ -51,14 +51,26 @@ async def test_a_restored_api_server_gets_no_renewal_at_first(
     assert server.objects[HEARTBEAT]["spec"]["renewTime"] == "2026-01-31T12:02:00.000000Z"
 
 
-async def test_what_others_do_with_the_lease_is_no_restore(server: FakeApiServer, client: ApiClient) -> None:
-    """It is labelled, then deleted: the renewal goes on."""
+async def test_a_heartbeat_that_is_gone_may_be_missing_in_a_backup(server: FakeApiServer, client: ApiClient) -> None:
+    """It was deleted with its Node when the backup was made, and the Node is back since: the report comes first. The
+    next call makes the Lease anew."""
+    heartbeat = HeartbeatWriter(client, "n1", clock=ManualClock(), period_seconds=60.0)
+    backup = dict(server.objects)
+    await heartbeat.renew()
+    server.objects, server.version = backup, 9000
+
+    assert not await heartbeat.renew()
+    assert server.objects == backup
+    assert await heartbeat.renew()
+    assert await heartbeat.renew()
+    assert server.count("POST") == 2
+
+
+async def test_a_label_on_the_lease_is_no_restore(server: FakeApiServer, client: ApiClient) -> None:
+    """Somebody else changes the Lease: the renewal goes on."""
     heartbeat = HeartbeatWriter(client, "n1", clock=ManualClock(), period_seconds=60.0)
     await heartbeat.renew()
     labelled = server.objects[HEARTBEAT]
     server.put(HEARTBEAT, {**labelled, "metadata": {**labelled["metadata"], "labels": {"team": "vision"}}})
-    assert await heartbeat.renew()
-    server.remove(HEARTBEAT)
-    assert await heartbeat.renew()
 
-    assert server.count("POST") == 2
+    assert await heartbeat.renew()

@@ -207,6 +207,34 @@ async def test_an_agent_reports_anew_after_the_api_server_was_restored(world: Wo
         assert world.position <= server.version
 
 
+async def test_a_blind_agent_tells_of_a_restore_until_it_can_read(world: World) -> None:
+    """Its successor tells of it too. Who starts after the restore cannot know it from anything else."""
+    cgroups, away = world.folder / "cgroup", world.folder / "away"
+    cgroups.rename(away)
+    is_told = lambda: world.report["evidence"]["unreadSinceRestore"]  # noqa: E731
+    async with world.agent(poll_seconds=0.05) as agent:
+        await until(lambda: world.sequence >= 1 and agent.devices)
+        assert not is_told()
+        server, backup = world.server, dict(world.server.objects)
+        edited = json.loads(json.dumps(backup[REPORT]))
+        edited["metadata"]["labels"] = {"team": "vision"}
+        server.put(REPORT, edited)
+        await until(lambda: agent.watches["report"].resource_version == str(server.version))
+        server.sends_events = False
+        server.objects, server.version = backup, 9000
+        server.sends_events = True
+        server.fail(answering(503), times=12, containing="GET")
+        for stream in server.open_streams:
+            stream.break_connection()
+        await until(is_told)
+
+    async with world.agent(poll_seconds=0.05) as agent:
+        await until(lambda: agent.observations_count >= 2)
+        assert is_told()
+        away.rename(cgroups)
+        await until(lambda: not is_told())
+
+
 async def test_a_restore_changes_nothing_of_what_is_known_of_the_machine(world: World) -> None:
     """Open incidents and cards that left are facts of the machine, of which the backup may know nothing; and each
     report after a restore has a position, or it would prove nothing of the pods that left."""

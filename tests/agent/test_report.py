@@ -101,6 +101,19 @@ def test_renumbering_changes_the_index_alone(order: list[int]) -> None:
     ]
 
 
+def test_an_agent_that_cannot_read_the_pods_says_so_since_the_restore_until_it_reads() -> None:
+    """Whoever starts after the restore, also the agent itself, learns it from the report."""
+    blind, sighted = (replace(SIGHTING, live_read=is_read) for is_read in (False, True))
+    steps = [(blind, False), (blind, True), (blind, False), (sighted, False), (blind, False), (sighted, True)]
+    report, told = None, []
+    for evidence, is_first in steps:
+        context = replace(CIRCUMSTANCES, is_first_since_restore=is_first)
+        report = build_report(make_reading(), ids={}, evidence=evidence, previous=report, context=context)
+        told.append(report.evidence.unread_since_restore)
+
+    assert told == [False, True, True, False, False, False]
+
+
 def test_a_new_boot_is_told() -> None:
     """The boot id of a report is that of the machine, so that an old report is known as old."""
     reading = make_reading(make_device(0, "a"))

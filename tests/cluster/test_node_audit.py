@@ -58,6 +58,27 @@ def test_a_pod_that_the_kubelet_lists_again_is_waited_for_anew() -> None:
     assert audit.refusal(shown(), pods_version="1") == names.REJECT_UNKNOWN_POD
 
 
+def unread(sequence: int, *, unread_since_restore: bool) -> GpuNodeStatus:
+    """Return the report of an agent that cannot read cgroups, as one without the right mount."""
+    body = report_json("n1", "t4-4")
+    evidence = {"sequence": sequence, "liveRead": False, "unreadSinceRestore": unread_since_restore}
+    body["status"] |= {"evidence": evidence, "pods": []}
+    return GpuNodeStatus.model_validate_json(json.dumps(body))
+
+
+@pytest.mark.parametrize("is_restored", [True, False], ids=["since a restore", "there was no restore"])
+def test_a_node_whose_pods_nobody_can_read_is_judged_alike_by_every_process(*, is_restored: bool) -> None:
+    """One noticed the restore, the other started later: neither gives out GPUs of pods that the server forgot."""
+    noticed, started_later = NodeAudit({}, Ledger()), NodeAudit({}, Ledger())
+    if is_restored:
+        noticed.begin({"n1": unread(7, unread_since_restore=False)})
+    for _ in range(UNLISTED_RENEWALS):
+        noticed.note_renewal("n1")
+    want = names.REJECT_RESTORED if is_restored else ""
+    report = unread(8, unread_since_restore=is_restored)
+    assert [one.refusal(report, pods_version="5000") for one in (noticed, started_later)] == [want, want]
+
+
 class Restore:
     """A mirror whose server is restored; the backup has report 5 and an older heartbeat."""
 
@@ -97,6 +118,14 @@ class Restore:
         metadata = {"name": "n1", "namespace": names.HEARTBEAT_NAMESPACE, "uid": "h", "resourceVersion": str(version)}
         return {"metadata": metadata, "spec": {"leaseDurationSeconds": 180, "renewTime": renewed}}
 
+    def renew(self, version: int, *, age_seconds: float = 0) -> None:
+        """Show a renewal of the heartbeat that was written so many seconds ago."""
+        self.mirror.heartbeats._observe("MODIFIED", json.dumps(self.heartbeat(age_seconds, version)).encode())
+
+    def report(self, sequence: int, version: int) -> None:
+        """Show a report that is written now."""
+        self.mirror.node_statuses._observe("MODIFIED", json.dumps(self._report(sequence, version)).encode())
+
     def refusal(self) -> str:
         """Return why the node's report does not count; empty if it does."""
         ledger = self.mirror.ledger
@@ -107,8 +136,20 @@ def test_one_renewal_after_a_restore_is_not_two_because_the_backups_is_listed() 
     """The first renewal may be seen before the report that preceded it: the backup's report does not count yet."""
     restore = Restore(heard_seconds=5)
     assert restore.refusal() == names.REJECT_RESTORED
-    restore.mirror.heartbeats._observe("MODIFIED", json.dumps(restore.heartbeat(0, 13)).encode())
+    restore.renew(13)
     assert restore.refusal() == names.REJECT_RESTORED
+
+
+def test_heartbeats_of_a_node_that_counts_again_change_nothing() -> None:
+    """Its report is not taken anew with each: what was derived of it would be void, for as long as we run."""
+    restore = Restore(heard_seconds=5)
+    restore.renew(13, age_seconds=1)
+    restore.report(8, 14)
+    ledger = restore.mirror.ledger
+    assert (restore.refusal(), ledger.uncounted) == ("", {})
+    revision = ledger.revision
+    restore.renew(15)
+    assert ledger.revision == revision
 
 
 def test_the_backups_heartbeat_is_no_sign_of_life() -> None:

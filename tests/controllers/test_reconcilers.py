@@ -12,7 +12,7 @@ from atoll.cluster.leases import Holder, parse_lease
 from atoll.cluster.objects import decode_lease
 from atoll.kube.errors import Conflict
 from controllers.leases.writes import delete_lease
-from tests.builders import claim_json, lease_json, make_allocation, pod_json
+from tests.builders import claim_json, lease_json, make_allocation, pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,
     LEASES,
@@ -136,6 +136,27 @@ async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, 
             lease = running.lease(device_id)
             assert lease is not None
             assert lease["spec"]["holderIdentity"] == str(HOLDER)
+
+
+@pytest.mark.parametrize("has_report", [True, False], ids=["the report does not count", "there is no report"])
+async def test_a_repaired_lease_names_its_machine(tmp_path: Path, *, has_report: bool) -> None:
+    """Without the uid no declaration that the machine is gone could ever free the GPU."""
+
+    def setup(server: InMemoryServer) -> None:
+        boots = "11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-000000000000"
+        server.put(f"{REPORTS}/n1", strip_version(report_json("n1", boot=boots[0])))
+        if not has_report:
+            server.remove(f"{REPORTS}/n1")
+        told = {"metadata": {"name": "n1", "uid": "uid-of-n1"}, "status": {"nodeInfo": {"bootID": boots[1]}}}
+        server.put("/api/v1/nodes/n1", told)
+        put_bound(server, "p", 4, phase="Running")
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: running.held() == {"gpu-n1-4"})
+        lease = running.lease(4)
+        assert lease is not None
+        assert "n1" not in running.mirror.ledger.nodes
+        assert lease["metadata"]["annotations"][names.LEASE_NODE_UID] == "uid-of-n1"
 
 
 @each_fault

@@ -147,6 +147,42 @@ async def test_plugin_gives_the_token(tmp_path: Path) -> None:
     assert await credentials.headers() == {"Authorization": "Bearer t1"}
 
 
+@pytest.mark.parametrize("gives", ["a token without a time", "a certificate"])
+@pytest.mark.parametrize(
+    ("margin_seconds", "was_refused", "runs"),
+    [
+        pytest.param(600.0, False, {"a token without a time": 1, "a certificate": 1}, id="all is well"),
+        pytest.param(600.0, True, {"a token without a time": 2, "a certificate": 2}, id="the server refused it"),
+        pytest.param(1e12, False, {"a token without a time": 1, "a certificate": 2}, id="a certificate ends soon"),
+    ],
+)
+async def test_plugin_runs_again_when_what_it_gave_is_used_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gives: str,
+    margin_seconds: float,
+    was_refused: bool,
+    runs: dict[str, int],
+) -> None:
+    """It tells no time of expiry: the server's refusal, or the end of the certificate, says that it must run again."""
+    Authority("clients").issue("me", tmp_path / "me.crt", tmp_path / "me.key")
+    pair = {
+        "clientCertificateData": (tmp_path / "me.crt").read_text(),
+        "clientKeyData": (tmp_path / "me.key").read_text(),
+    }
+    given = pair if gives == "a certificate" else {"token": "t1"}
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": given}
+    ran = tmp_path / "ran"
+    program = f"open({str(ran)!r}, 'a').write('x')\nprint({json.dumps(json.dumps(answer))})"
+    monkeypatch.setattr(module, "CERTIFICATE_MARGIN_SECONDS", margin_seconds)
+    credentials = await Credentials.load(kubeconfig(tmp_path, URL, write_plugin(tmp_path, program)))
+
+    await credentials.reload(was_refused=was_refused)
+
+    assert len(ran.read_text()) == runs[gives]
+
+
 async def test_plugin_that_fails_is_an_error_at_once(tmp_path: Path) -> None:
     """A plugin without an answer is named now, instead of a puzzling 401 at every request later."""
     user = write_plugin(tmp_path, "raise SystemExit(3)")
