@@ -54,6 +54,8 @@ BLIND_SECONDS = 5.0
 BUSY_SECONDS = 0.25
 BEHIND_SECONDS = 0.1
 AGAIN_SECONDS = 1.0
+OWNER_STOPS_SECONDS = 60.0
+"""After this time the members of an evicted gang are evicted one by one, whatever their owner does."""
 
 
 class GangReconciler:
@@ -243,10 +245,22 @@ class GangReconciler:
         uid = gang.metadata.uid
         running = [member.pod for member in decision.members if member.pod.spec.node_name]
         raise_first(await each(running, lambda pod: give_notice(self._context, pod)))
+        has_stopped = not self._lasts_too_long(gang)
         for owner in owners:
-            await suspend(self._context, gang.metadata.namespace, owner, uid)
-        await self._drop([member for member in bare if member.stage in STARTED])
+            try:
+                await suspend(self._context, gang.metadata.namespace, owner, uid)
+            except (Forbidden, Invalid) as error:
+                log.warning("Could not suspend the owner of a gang", owner=f"{owner.kind} {owner.name}", err=str(error))
+                has_stopped = False
+        await self._drop([member for member in (bare if has_stopped else decision.members) if member.stage in STARTED])
         return AGAIN_SECONDS
+
+    def _lasts_too_long(self, gang: GpuGang) -> bool:
+        """Whether an eviction goes on although the owners were told to stop: they may ignore their switch."""
+        found = (gang.status or GpuGangStatus()).conditions
+        since = conditions.since_seconds(found, names.CONDITION_EVICTED)
+        is_evicted = conditions.is_true(found, names.CONDITION_EVICTED)
+        return is_evicted and since is not None and self._cache.now_seconds() - since > OWNER_STOPS_SECONDS
 
     async def _drop(self, members: Sequence[GangMember]) -> None:
         """Evict pods; a disruption budget may delay that until the next call."""

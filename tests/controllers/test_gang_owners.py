@@ -182,3 +182,21 @@ async def test_a_gang_of_a_leader_worker_set_belongs_to_it(tmp_path: Path) -> No
         await settled(running, lambda: is_let_go(made, "g"))
         owners = made.gang("g")["metadata"]["ownerReferences"]
     assert owners == [{key: value for key, value in top.items() if key != "controller"}]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("refuses", [True, False], ids=["its owner may not be suspended", "its owner goes on"])
+async def test_a_gang_is_evicted_whatever_its_owner_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, refuses: bool
+) -> None:
+    """Nobody keeps GPUs from others by an owner that ignores its switch or whose write is refused."""
+    monkeypatch.setattr("controllers.gangs.lifecycle.OWNER_STOPS_SECONDS", 0.5)
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{JOBS}/job", JOB)
+        made.add_gang("g", 2, waitForPodsReady=QUICK)
+        add_owned(made, range(2))
+        await settled(running, lambda: is_let_go(made, "g"))
+        if refuses:
+            made.server.fail(answering(422, "Invalid"), times=1000, containing=f"PATCH {JOBS}/job")
+        await settled(running, lambda: any(path.endswith("/eviction") for _, path in running.api.writes), seconds=20)
+        assert bool(made.server.objects[f"{JOBS}/job"]["spec"].get("suspend")) is not refuses

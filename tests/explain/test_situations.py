@@ -219,7 +219,11 @@ SITUATIONS: dict[str, ExpectedAnswer] = {
         (ADD,),
     ),
     "a pod runs there of which the API server knows nothing": ExpectedAnswer(
-        situation({"n1": {"status": {"pods": [{"uid": "bound-after-the-backup", "live": True}]}}}, [], waiting(1)),
+        situation(
+            {"n1": {"status": {"pods": [{"uid": "bound-after-the-backup", "live": True, "kubelet": True}]}}},
+            [],
+            waiting(1),
+        ),
         PodState.UNKNOWN,
         (names.REJECT_UNKNOWN_POD, "pods of the uids bound-after-the-backup run there"),
         (ADD,),
