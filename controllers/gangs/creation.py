@@ -34,6 +34,8 @@ NOTE_LENGTH_MAX = 900
 TOLD_MAX = 8
 TOP_OWNERS_MAX = 16
 """A gang that is made for pods of more owners has none, and ends with its pods."""
+READ_OWNERS_MAX = 64
+"""Of more owners none is read: the pods of a JobSet with more Jobs have a gang that ends with them."""
 RETURN_SECONDS = 600.0
 """How long after its pause a gang without pods is kept: its owner may be slow to make them."""
 NO_WISHES: Mapping[str, KueueTopologyRequest] = MappingProxyType({})
@@ -119,7 +121,8 @@ class GangMaker:
     async def _top_owners(self, members: Sequence[Pod]) -> list[SuspendedOwner]:
         """Return the topmost owners of the pods; none if a pod is bare, or there are too many. Raises KubeError."""
         found: dict[str, SuspendedOwner] = {}
-        for reference in owners_of(members) or ():
+        references = owners_of(members) or ()
+        for reference in references if len(references) <= READ_OWNERS_MAX else ():
             above = await self._owners.above(members[0].metadata.namespace, reference)
             top = above[-1] if above else as_owner(reference)
             found[top.uid] = top
@@ -131,7 +134,7 @@ class GangMaker:
         made_for = gang.metadata.annotations[names.GANG_MADE_FOR]
         references = owners_of(members)
         admission = gang.status.admission if gang.status is not None else ""
-        if made_for == PODS or not references:
+        if made_for == PODS or not references or len(references) > READ_OWNERS_MAX:
             return False
         if admission and any(pod.metadata.annotations.get(names.ADMISSION) == admission for pod in members):
             return False

@@ -112,16 +112,17 @@ async def owners_above(context: Context, namespace: str, owner: SuspendedOwner) 
 
 
 class OwnerLister:
-    """Owners of pods with the controllers above them. They are remembered: an object keeps its controller."""
+    """Owners of pods with the controllers above them. They are remembered: an object keeps its controller. References
+    are the user's, so what is remembered of one says nothing of another with the same uid."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._known: dict[str, tuple[SuspendedOwner, ...]] = {}
+        self._known: dict[tuple[str, OwnerReference], tuple[SuspendedOwner, ...]] = {}
 
     async def above(self, namespace: str, reference: OwnerReference) -> tuple[SuspendedOwner, ...]:
         """Return the owner and the controllers above it; the owner alone if its kind is not known to Atoll; nothing if
         it is gone. Raises KubeError."""
-        found = self._known.get(reference.uid)
+        found = self._known.get((namespace, reference))
         if found is not None:
             return found
         owner = as_owner(reference)
@@ -129,7 +130,7 @@ class OwnerLister:
         if found:
             if len(self._known) >= KNOWN_MAX:
                 del self._known[next(iter(self._known))]
-            self._known[reference.uid] = found
+            self._known[namespace, reference] = found
         return found
 
 

@@ -200,3 +200,16 @@ async def test_a_gang_is_evicted_whatever_its_owner_does(
             made.server.fail(answering(422, "Invalid"), times=1000, containing=f"PATCH {JOBS}/job")
         await settled(running, lambda: any(path.endswith("/eviction") for _, path in running.api.writes), seconds=20)
         assert bool(made.server.objects[f"{JOBS}/job"]["spec"].get("suspend")) is not refuses
+
+
+@pytest.mark.asyncio
+async def test_what_is_remembered_of_an_owner_says_nothing_of_another_with_its_uid(tmp_path: Path) -> None:
+    """A tenant who names somebody's uid in a reference of his own does not decide who owns the other's gang."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        forged = {**reference("v1", "ConfigMap", "x"), "uid": "uid-of-set-0-0"}
+        made.add_member("mine", 0, annotations={names.GANG_SIZE: "1"})
+        made.change_pod("mine-0", metadata={"ownerReferences": [forged]})
+        await settled(running, lambda: is_let_go(made, "mine", 1))
+        add_job_set(made)
+        await settled(running, lambda: is_let_go(made, "g"))
+        assert [owner["kind"] for owner in made.gang("g")["metadata"]["ownerReferences"]] == ["JobSet"]
