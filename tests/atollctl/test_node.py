@@ -87,7 +87,7 @@ async def test_the_list_says_why_a_report_does_not_count(
     put_node(server, ready="True")
     put_beat(server, timedelta(seconds=1))
     report = server.objects[REPORT]
-    report["status"]["pods"] = [{"uid": "unknown", "live": True}]
+    report["status"]["pods"] = [{"uid": "unknown", "live": True, "kubelet": True}]
     server.put(REPORT, strip_version(report))
 
     result = await atoll(server, tmp_path, "list", "-o", "json")

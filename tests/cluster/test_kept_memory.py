@@ -67,12 +67,17 @@ def test_labels_and_annotations_that_nobody_reads_are_not_kept(
 
 
 def test_what_is_read_stays() -> None:
-    """Atoll's and Kueue's keys and ranks stay, in pods with any number of others; the size of all stays known."""
+    """Atoll's and Kueue's keys and ranks stay, in pods with any number of others; the size of all stays known. The
+    addresses of a gang's members are read by their containers alone."""
     own = dict.fromkeys(
-        (*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS, *KUEUE_ANNOTATIONS, KUEUE_WORKLOAD, names.MIRROR), "x"
+        (
+            {*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS} - {names.HOSTS}
+            | {*KUEUE_ANNOTATIONS, KUEUE_WORKLOAD, names.MIRROR}
+        ),
+        "x",
     )
     own |= {prefix + "worker": "0,1" for prefix in names.OWN_ANNOTATION_PREFIXES} | {"corp.example/rank": "17"}
-    foreign = {"kubectl.kubernetes.io/last-applied-configuration": "{}" * 50}
+    foreign = {"kubectl.kubernetes.io/last-applied-configuration": "{}" * 50, names.HOSTS: "a,b"}
     labels = {**LABELS["labels"], names.PREEMPTIBLE: "false"}
     body = pod_json(gpus=1)
     body["metadata"] |= {"annotations": {**own, **foreign}, "labels": labels}

@@ -12,6 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.cluster import pods
 from atoll.cluster.host_cpu import ASKS_MIN
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.node_audit import NodeAudit
 from atoll.cluster.objects import Pod
 from atoll.cluster.request_history import request_history_of
 from atoll.cluster.requests import Rejection
@@ -32,6 +34,14 @@ from tests.extender.test_app import Extender, FakeBinder, FakeMirror
 from tests.fakes.clock import ManualClock
 
 SILENCE_SECONDS = 180.0
+
+
+def drop_refused(ledger: Ledger, snapshot: ClusterSnapshot) -> None:
+    """Let reports that show unknown pods not count, as in a mirror."""
+    audit = NodeAudit({one.metadata.uid: one for one in snapshot.pods}, ledger)
+    for report in snapshot.reports:
+        if why := audit.refusal(report, pods_version="1"):
+            ledger.drop_report(report.metadata.name, why=why)
 
 
 @asynccontextmanager
@@ -56,6 +66,7 @@ async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[
     for one in snapshot.pods:
         if pods.is_gpu_pod(one):
             mirror.ledger.put_pod(one)
+    drop_refused(mirror.ledger, snapshot)
     mirror.claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in snapshot.claims}
     for listener in mirror.listeners:
         for kind, objects in ((WatchedKind.NODE, snapshot.nodes), (WatchedKind.POD, snapshot.pods)):

@@ -22,7 +22,7 @@ from tests.simulation.plan import (
     shrink,
 )
 
-HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "1300"))
+HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "1400"))
 """ATOLL_HISTORIES says another number: 10,000 in `make test-long`, some minutes of two cores."""
 SIZE = HISTORIES // 2
 STARTS = (0, max(SIZE, 1200))
