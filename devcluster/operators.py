@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -31,7 +32,7 @@ _LEFT_OUT = ("Deployment", "ConfigMap", "APIService")
 """Omitted: our process replaces the Deployment, and the aggregated API for queues needs its own certificates."""
 
 
-class OperatorProcess:
+class OperatorProcess(ABC):
     """An operator on one cluster. Subclasses say where it comes from and how its process is called."""
 
     name: ClassVar[str]
@@ -54,17 +55,17 @@ class OperatorProcess:
         self.cluster = cluster
         self.folder = cluster.layout.folder / self.name
 
+    @abstractmethod
     def program(self) -> Path:
         """Return the program; build it if missing. Raises BuildError."""
-        raise NotImplementedError
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002 - for subclasses
         """Return the content of config.yaml, with parts replaced by `settings`; None for an operator without one."""
         return None
 
+    @abstractmethod
     def arguments(self, kubeconfig: Path) -> tuple[str, ...]:
         """Return the arguments of the process."""
-        raise NotImplementedError
 
     def adapt(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a shipped object as it is applied."""

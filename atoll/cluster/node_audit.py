@@ -64,7 +64,8 @@ class NodeAudit:
         """The watch has shown a renewal of the node's heartbeat."""
         if self._before is not None and node not in self._passed:
             self._renewals[node] += 1
-        self._unlisted.get(node, Counter()).update(list(self._unlisted.get(node, ())))
+        unlisted = self._unlisted.get(node, Counter())
+        unlisted.update(unlisted.keys())
 
     def forget(self, node: str) -> None:
         """Forget a node whose report was deleted."""

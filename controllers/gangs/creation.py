@@ -121,8 +121,7 @@ class GangMaker:
     async def _top_owners(self, members: Sequence[Pod]) -> list[SuspendedOwner]:
         """Return the topmost owners of the pods; none if a pod is bare, or there are too many. Raises KubeError."""
         found: dict[str, SuspendedOwner] = {}
-        references = owners_of(members) or ()
-        for reference in references if len(references) <= READ_OWNERS_MAX else ():
+        for reference in owners_of(members):
             above = await self._owners.above(members[0].metadata.namespace, reference)
             top = above[-1] if above else as_owner(reference)
             found[top.uid] = top
@@ -134,7 +133,7 @@ class GangMaker:
         made_for = gang.metadata.annotations[names.GANG_MADE_FOR]
         references = owners_of(members)
         admission = gang.status.admission if gang.status is not None else ""
-        if made_for == PODS or not references or len(references) > READ_OWNERS_MAX:
+        if made_for == PODS or not references:
             return False
         if admission and any(pod.metadata.annotations.get(names.ADMISSION) == admission for pod in members):
             return False
@@ -168,14 +167,15 @@ class GangMaker:
             )
 
 
-def owners_of(members: Sequence[Pod]) -> tuple[OwnerReference, ...] | None:
-    """Return the controllers of the pods, each once; None if a pod has none."""
-    found = [
-        next((owner for owner in pod.metadata.owner_references if owner.controller), None) for pod in members
-    ]  # fmt: skip
-    if None in found:
-        return None
-    return tuple({owner.uid: owner for owner in found if owner is not None}.values())
+def owners_of(members: Sequence[Pod]) -> tuple[OwnerReference, ...]:
+    """Return the controllers of the pods, each once; none if a pod is bare, or there are too many to read."""
+    found: dict[str, OwnerReference] = {}
+    for pod in members:
+        owner = next((owner for owner in pod.metadata.owner_references if owner.controller), None)
+        if owner is None:
+            return ()
+        found[owner.uid] = owner
+    return tuple(found.values()) if len(found) <= READ_OWNERS_MAX else ()
 
 
 def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | None:

@@ -21,7 +21,7 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.service.clock import SystemClock
 from tests.agent.conftest import _patch_status
-from tests.fakes.api_server import FakeApiServer, answering
+from tests.fakes.api_server import FakeApiServer, Object, answering
 from tests.fakes.clock import until
 from topology.profiles import profile
 
@@ -207,6 +207,14 @@ async def test_an_agent_reports_anew_after_the_api_server_was_restored(world: Wo
         assert world.position <= server.version
 
 
+def restore(server: FakeApiServer, backup: dict[str, Object]) -> None:
+    """Put back the objects of a backup, under versions that are ahead; the server is away for a while."""
+    server.objects, server.version = backup, 9000
+    server.fail(answering(503), times=12, containing="GET")
+    for stream in server.open_streams:
+        stream.break_connection()
+
+
 async def test_a_blind_agent_tells_of_a_restore_until_it_can_read(world: World) -> None:
     """Its successor tells of it too. Who starts after the restore cannot know it from anything else."""
     cgroups, away = world.folder / "cgroup", world.folder / "away"
@@ -220,12 +228,7 @@ async def test_a_blind_agent_tells_of_a_restore_until_it_can_read(world: World) 
         edited["metadata"]["labels"] = {"team": "vision"}
         server.put(REPORT, edited)
         await until(lambda: agent.watches["report"].resource_version == str(server.version))
-        server.sends_events = False
-        server.objects, server.version = backup, 9000
-        server.sends_events = True
-        server.fail(answering(503), times=12, containing="GET")
-        for stream in server.open_streams:
-            stream.break_connection()
+        restore(server, backup)
         await until(is_told)
 
     async with world.agent(poll_seconds=0.05) as agent:
@@ -255,12 +258,7 @@ async def test_a_restore_changes_nothing_of_what_is_known_of_the_machine(world: 
         server.put(REPORT, edited)
         await until(lambda: agent.devices[3].incidents)
         positions: set[str] = set()
-        server.sends_events = False
-        server.objects, server.version = backup, 9000
-        server.sends_events = True
-        server.fail(answering(503), times=12, containing="GET")
-        for stream in server.open_streams:
-            stream.break_connection()
+        restore(server, backup)
         published = agent.publications_count
 
         def is_reported_twice() -> bool:

@@ -263,7 +263,7 @@ def test_gangs_are_made_of_what_controllers_write(pods: list[Pod], sets: dict[st
     size = size_of(pods)
     assert size == 8
     assert pod_sets_of(pods, size) == [{"name": name, "count": count} for name, count in sets.items()]
-    assert [owner.uid for owner in owners_of(pods) or ()] == owners
+    assert [owner.uid for owner in owners_of(pods)] == owners
 
 
 def test_the_sets_of_a_leaderworkerset_are_known_when_its_workers_are_there() -> None:
