@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.ml import uris
+from tests.ml.special_addresses import SPECIAL
 from tests.service.certificates import Authority
 from tests.worker.s3_server import BUCKET
 from worker import FetchLimits, ModelMismatch, ModelRefused, fetch_model
@@ -344,9 +345,7 @@ def test_a_redirect_leads_no_further_than_a_uri(
         st.sampled_from(["64:ff9b::", "2002::", "2001::", "::", "::ffff:0:0", "fc00::", "fe80::"]).flatmap(
             lambda start: st.integers(0, 2**32 - 1).map(lambda low: IPv6Address(start) + low)
         ),
-        st.sampled_from(["10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"]).flatmap(
-            lambda network: st.ip_addresses(network=ip_network(network))
-        ),
+        st.sampled_from(SPECIAL).flatmap(lambda network: st.ip_addresses(network=ip_network(network))),
     )
 )
 def test_the_rule_is_the_one_of_submission(address: IPv4Address | IPv6Address) -> None:
