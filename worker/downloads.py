@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urljoin, urlsplit
 
 from worker.errors import ModelRefused
+from worker.places import shown
 
 REDIRECTS_MAX: Final = 5
 SILENCE_SECONDS: Final = 30.0
@@ -71,7 +72,7 @@ def download(
         finally:
             response.close()
             connection.close()
-    raise ModelRefused(f"{url} redirects more than {REDIRECTS_MAX} times")
+    raise ModelRefused(f"{shown(url)} redirects more than {REDIRECTS_MAX} times")
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
@@ -79,15 +80,15 @@ def _origin(url: str) -> tuple[str, str, int | None]:
     try:
         parts = urlsplit(url)
         return parts.scheme, (parts.hostname or "").rstrip("."), parts.port
-    except ValueError as error:
-        raise ModelRefused(f"{url[:200]!r} is no URL: {error}") from error
+    except ValueError:
+        raise ModelRefused(f"{shown(url)!r} is no URL: its host or port cannot be read") from None
 
 
 def _joined(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
-    except ValueError as error:
-        raise ModelRefused(f"{url[:200]!r} redirects to no URL: {error}") from error
+    except ValueError:
+        raise ModelRefused(f"{shown(url)!r} redirects to no URL") from None
 
 
 def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple[HTTPConnection, HTTPResponse]:
@@ -95,9 +96,11 @@ def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple
     parts, is_listed = urlsplit(url), not {host, f"{host}:{port}"}.isdisjoint(hosts)
     if not host or "@" in parts.netloc or not (scheme == "https" or (scheme == "http" and is_listed)):
         hint = "write https://HOST/PATH without a user; http:// is for hosts in ATOLL_MODEL_HOSTS"
-        raise ModelRefused(f"{url[:200]!r} is refused: {hint}")
+        raise ModelRefused(f"{shown(url)!r} is refused: {hint}")
     kind, standard = (HTTPSConnection, 443) if scheme == "https" else (HTTPConnection, 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise ModelRefused(f"{shown(url)!a} has other characters than a URL has: its server must encode them as %XX")
     try:
         with ExitStack() as unless_answered:
             connection = unless_answered.enter_context(closing(kind(host, port or standard)))
@@ -111,7 +114,7 @@ def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple
             unless_answered.pop_all()
             return connection, response
     except HTTPException as error:
-        raise ConnectionError(f"{url[:200]}: {error!r}") from error
+        raise ConnectionError(f"{shown(url)}: {error!r}") from error
 
 
 def _connected(host: str, port: int, *, is_listed: bool) -> socket.socket:
@@ -133,7 +136,7 @@ def _connected(host: str, port: int, *, is_listed: bool) -> socket.socket:
 
 
 def _check_status(status: int, url: str) -> None:
-    told = f"{url[:200]}: the server answers {status}"
+    told = f"{shown(url)}: the server answers {status}"
     if status in (404, 410):
         raise FileNotFoundError(told)
     if status in (401, 403):
@@ -150,6 +153,6 @@ def _pieces(response: HTTPResponse, url: str) -> Iterator[bytes]:
             left = None if left is None else left - len(piece)
             yield piece
     except HTTPException as error:
-        raise ConnectionError(f"{url[:200]}: {error!r}") from error
+        raise ConnectionError(f"{shown(url)}: {error!r}") from error
     if left:
-        raise ConnectionError(f"{url[:200]} ended {left} bytes too early")
+        raise ConnectionError(f"{shown(url)} ended {left} bytes too early")
