@@ -205,6 +205,7 @@ class ClusterMirror:
     def _take_pod(self, change: Change[Pod]) -> None:
         pod = change.object
         if change.kind is ChangeKind.DELETED:
+            self._audit.note_missing(pod)
             if not change.synthetic:
                 self._audit.note_deleted(pod.metadata.uid)
             self.ledger.drop_pod(pod.metadata.uid, final=pod)
@@ -212,6 +213,8 @@ class ClusterMirror:
                 self._take_again(pod.spec.node_name)
         elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
+        if change.kind is not ChangeKind.DELETED:
+            self._audit.note_pod(pod)
         self._judge_again(pod.metadata.uid)
 
     def _take_lease(self, change: Change[Lease]) -> None:
