@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from worker.downloads import download
 from worker.errors import ModelMismatch, ModelRefused
-from worker.places import BUCKET, SEGMENT
+from worker.places import BUCKET, SEGMENT, shown
 
 CHECKSUM: Final = "ML_MODEL_CHECKSUM"
 URI: Final = "ML_MODEL_REGISTRY_URI"
@@ -125,7 +125,7 @@ def _is_cached(path: Path, variables: Mapping[str, str]) -> bool:
 
 def _resolved(uri: str, file: str, variables: Mapping[str, str]) -> str:
     """Return the URI of one file, that of hf:// as a URL. Raises ModelRefused."""
-    told = f"model URI {uri[:200]!r}"
+    told = f"model URI {shown(uri)!r}"
     whole = f"{uri.removesuffix('/')}/{file}" if file else uri
     found = _URI.fullmatch(whole)
     if len(whole) > URI_LENGTH_MAX or found is None:
@@ -133,7 +133,7 @@ def _resolved(uri: str, file: str, variables: Mapping[str, str]) -> str:
     wrong = [one for one in found["path"].split("/") if not SEGMENT.fullmatch(one)]
     if wrong:
         hint = "letters, digits and . _ = + @ ~ , - are taken, and no dot in front; name the file"
-        raise ModelRefused(f"{told} has a segment {wrong[0][:80]!r}: {hint}")
+        raise ModelRefused(f"{told} has a segment {shown(wrong[0])[:80]!r}: {hint}")
     scheme, authority = found["scheme"], found["authority"]
     if scheme == "hf":
         return _hub_url(uri, file, variables.get(HUB) or HUGGING_FACE)
@@ -149,7 +149,7 @@ def _resolved(uri: str, file: str, variables: Mapping[str, str]) -> str:
 def _hub_url(uri: str, file: str, endpoint: str) -> str:
     found = _HUB.fullmatch(uri)
     if found is None or not file:
-        raise ModelRefused(f"model URI {uri[:200]!r} must be hf://ORG/NAME@REVISION, with the name of a file beside")
+        raise ModelRefused(f"model URI {shown(uri)!r} must be hf://ORG/NAME@REVISION, with the name of a file beside")
     revision = quote(found["revision"] or "main", safe="")
     return f"{endpoint.rstrip('/')}/{found['name']}/resolve/{revision}/{quote(file)}"
 
