@@ -33,7 +33,7 @@ from devcluster.demo.job_room import (
 )
 from devcluster.errors import AdminApiError
 
-STEPS: Final = 400
+STEPS: Final = 600
 """Of a tenth of a second each: the sum of all of them shows that none was skipped or done twice."""
 CAP_USD: Final = 0.02
 ROUNDING_HOURS: Final = 1e-4
@@ -93,7 +93,6 @@ def overflow(room: JobRoom) -> None:
     """The machine is full: the service sends a job to the other cluster, and says why."""
     room.stage.scene("The machine is full: the second cluster takes what does not fit")
     room.submit("evaluate", "acme", cluster="auto", **batch(QUOTA, 15))
-    room.submit("explore", "globex", cluster="auto", **batch(2, 600, budget_cap=CAP_USD, budget_action="pause"))
     choice = room.job("evaluate")["choice"]
     rows = {one["cluster"]: one for one in choice["rows"]}
     lines = room.atoll("job", "show", "evaluate", "--cluster", "auto")
@@ -104,14 +103,14 @@ def overflow(room: JobRoom) -> None:
         choice["chosen"] == EAST and rows[EAST]["fits"] and not rows[HOME]["fits"],
         "the service chose east for evaluate, because its GPUs fit there now",
     )
-    with room.stage.step("evaluate and explore run there"):
-        for name in ("evaluate", "explore"):
-            room.expect(room.wait_job(name, "running", "pending")["cluster_id"] == EAST, f"{name} is in {EAST}")
+    with room.stage.step("evaluate runs there"):
+        room.wait_job("evaluate", "running")
 
 
 def spend(room: JobRoom) -> None:
     """A budget is spent: the job is paused, and its GPUs are free."""
     room.stage.scene(f"explore may cost {CAP_USD} USD, then it is paused")
+    room.submit("explore", "globex", cluster=EAST, **batch(2, 600, budget_cap=CAP_USD, budget_action="pause"))
 
     def paused() -> dict[str, Any] | None:
         job = room.job("explore")

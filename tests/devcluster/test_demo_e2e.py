@@ -134,7 +134,7 @@ def test_the_play_of_jobs_shows_that_every_promise_holds(name: str) -> None:
         "4 of them borrowed from acme",
         "Preempted to accommodate a workload",
         "sweep went on after step",
-        "they add up to 80200",
+        "they add up to 180300",
         "the service chose east for evaluate",
         "reached the budget of 0.02 USD: the job is paused",
         "acme sees its own part of the bill alone",
