@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import socket
 import ssl
 import traceback
@@ -23,7 +24,7 @@ from tests.service.certificates import Authority
 from tests.worker.s3_server import BUCKET
 from worker import FetchLimits, ModelMismatch, ModelRefused, fetch_model
 from worker.downloads import REDIRECTS_MAX, is_public
-from worker.models import CACHE, CHECKSUM, HOSTS, HUB, HUB_TOKEN, URI
+from worker.models import CACHE, CHECKSUM, HOSTS, HUB, HUB_TOKEN, MLFLOW, MLFLOW_TOKEN, URI
 from worker.objects import connect
 
 WEIGHTS = b"weights" * 1000
@@ -215,6 +216,54 @@ def test_hugging_face_gives_one_file_of_a_revision(registry: Registry, variables
     assert registry.asked == [(resolved, "Bearer hf_secret"), ("/m.bin?signature=s", "")]
 
 
+ASKED = "/api/2.0/mlflow/model-versions/get-download-uri?name=llama&version=7"
+ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts/1/abc"
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "token"),
+    [
+        ("mlflow-artifacts:/1/abc", f"{ARTIFACTS}/m.bin", "Bearer secret"),
+        ("http://localhost:PORT/elsewhere/", "/elsewhere/m.bin", ""),
+    ],
+    ids=["on the server", "on another"],
+)
+def test_mlflow_says_where_a_version_lies(
+    registry: Registry, variables: dict[str, str], place: str, path: str, token: str
+) -> None:
+    """The token goes to the server alone. A version does not change: what is cached needs no server."""
+    registry.bodies |= {ASKED: json.dumps({"artifact_uri": place.replace("PORT", str(registry.port))}).encode()}
+    registry.bodies[path] = WEIGHTS
+    server = variables | {MLFLOW: registry.url, MLFLOW_TOKEN: "secret"}
+    for _ in range(2):
+        found = fetch_model(f"mlflow://127.0.0.1:{registry.port}/llama/7", file="m.bin", variables=server)
+        assert (found.name, found.read_bytes()) == ("m.bin", WEIGHTS)
+
+    assert registry.asked == [(ASKED, "Bearer secret"), (path, token)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"{", "does not say where llama 7 lies"),
+        (b"[]", "does not say where llama 7 lies"),
+        (b" " * 70_000, "more than 65536 bytes"),
+        (b'{"artifact_uri": "/mnt/models"}', "must serve it"),
+        (b'{"artifact_uri": "file:///etc"}', "must serve it"),
+        (b'{"artifact_uri": "mlflow-artifacts:/../secrets"}', "must serve it"),
+        (b'{"artifact_uri": "mlflow-artifacts://other/1/abc"}', "must serve it"),
+        (b'{"artifact_uri": "https://169.254.169.254/latest"}', "which is not public"),
+    ],
+)
+def test_what_mlflow_says_is_judged(registry: Registry, variables: dict[str, str], answer: bytes, told: str) -> None:
+    """Nonsense, and places that no job may read."""
+    registry.bodies[ASKED] = answer
+    with pytest.raises(ModelRefused, match=told):
+        fetch_model(
+            f"mlflow://127.0.0.1:{registry.port}/llama/7", file="m.bin", variables=variables | {MLFLOW: registry.url}
+        )
+
+
 def test_a_token_goes_to_no_other_registry(registry: Registry, variables: dict[str, str]) -> None:
     """HF_TOKEN is set in many containers."""
     fetch_model(variables=variables | {HUB_TOKEN: "hf_secret"})
@@ -272,9 +321,11 @@ def test_a_registry_shows_the_certificate_of_its_host(
         ("https://user:pass@example.com/m.bin", "", "without a user"),
         ("https://example.com:99999/m.bin", "", "is no URL"),
         ("https://[::1/m.bin", "", "is no URL"),
-        ("file://host/m.bin", "", "must begin with"),
-        ("ftp://example.com/m.bin", "", "must begin with"),
-        ("mlflow://example.com/m/1", "", "must begin with"),
+        ("file://host/m.bin", "", "must be file"),
+        ("ftp://example.com/m.bin", "", "must be file"),
+        ("mlflow://example.com/m/1", "", "needs the name of a file"),
+        ("mlflow://example.com/m", "m.bin", "mlflow://SERVER/NAME/VERSION"),
+        ("wandb://entity/project/m", "m.bin", "wandb's own client"),
         ("s3://169.254.169.254:80/m.bin", "", "no valid bucket"),
         ("s3://user@bucket/m.bin", "", "no valid bucket"),
         ("hf://org/name@main", "", "with the name of a file"),
