@@ -31,6 +31,7 @@ class FakeMirror:
     reason: str = ""
     claims: dict[tuple[str, str], GpuClaim] = field(default_factory=dict)
     listeners: list[Listener] = field(default_factory=list)
+    restores_count: int = 0
 
     def on_change(self, listener: Listener) -> None:
         self.listeners.append(listener)
