@@ -78,10 +78,12 @@ def excluded_nodes(
     *,
     volumes: Volumes | None = None,
     namespace_labels: Mapping[str, Mapping[str, str]] | None = None,
+    mates: Sequence[Pod] = (),
 ) -> dict[str, str]:
-    """Return the nodes that would refuse `pod` whatever it needs of counted resources, each with the first reason."""
+    """Return the nodes that would refuse `pod` whatever it needs of counted resources, each with the first reason.
+    `mates`: pods that start together with it."""
     reachable = volume_requirements(pod, volumes or Volumes())
-    neighbours = PodNeighbours.of(pod, nodes, pods_by_node, namespace_labels or {})
+    neighbours = PodNeighbours.of(pod, nodes, pods_by_node, namespace_labels or {}, mates)
     refused: dict[str, str] = {}
     for node in nodes:
         reason = node_reason(pod, node)
@@ -102,8 +104,22 @@ def node_reason(pod: Pod, node: Node) -> str:
         return NOT_READY
     if node.spec.unschedulable and not tolerates(pod.spec.tolerations, _UNSCHEDULABLE):
         return CORDONED
-    if any(taint.effect in ("NoSchedule", "NoExecute") for taint in untolerated(pod, node)):
+    if is_tainted(pod, node):
         return TAINTED
+    return _unwanted(pod, node)
+
+
+def is_tainted(pod: Pod, node: Node) -> bool:
+    """Tell whether one of the node's taints keeps the pod off."""
+    return any(taint.effect in ("NoSchedule", "NoExecute") for taint in untolerated(pod, node))
+
+
+def is_wanted(pod: Pod, node: Node) -> bool:
+    """Tell whether the pod's node selector and required node affinity choose the node."""
+    return not _unwanted(pod, node)
+
+
+def _unwanted(pod: Pod, node: Node) -> str:
     labels = node.metadata.labels
     if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
         return SELECTOR
@@ -174,9 +190,17 @@ def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
     return any(
         row.effect in ("", taint.effect)
         and (row.key == taint.key or (not row.key and row.operator == "Exists"))
-        and (row.operator == "Exists" or (row.operator in ("", "Equal") and row.value == taint.value))
+        and _endures(row, taint.value)
         for row in tolerations
     )
+
+
+def _endures(row: Toleration, value: str) -> bool:
+    """Tell whether a toleration means a taint's value. Where kube-scheduler lacks Gt and Lt, no pod has them."""
+    if row.operator in ("Gt", "Lt"):
+        is_number = value.removeprefix("-").isdecimal() and value == str(int(value))
+        return is_number and holds(Requirement("", row.operator, (row.value,)), {"": value})
+    return row.operator == "Exists" or (row.operator in ("", "Equal") and row.value == value)
 
 
 def matches_terms(terms: Iterable[NodeSelectorTerm], node: Node) -> bool:

@@ -155,6 +155,25 @@ class Affinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     pod_anti_affinity: PodAffinity | None = None
 
 
+class SpreadConstraint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """How evenly pods of a kind lie in the domains of a node label."""
+
+    max_skew: int
+    topology_key: str
+    when_unsatisfiable: str = "DoNotSchedule"
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    match_label_keys: tuple[str, ...] = ()
+    node_affinity_policy: str = "Honor"
+    node_taints_policy: str = "Ignore"
+
+
+class ResourceClaimUse(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A ResourceClaim that a pod uses, by the pod's own name for it."""
+
+    name: str
+
+
 class ClaimVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A volume's PersistentVolumeClaim."""
 
@@ -194,7 +213,9 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     affinity: Affinity | None = None
+    topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
     volumes: tuple[Volume, ...] = ()
+    resource_claims: tuple[ResourceClaimUse, ...] = ()
     overhead: dict[str, str | int | float] = {}
     resources: Resources | None = None
 

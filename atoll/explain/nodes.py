@@ -219,6 +219,8 @@ def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
         found = unknown_pods(status, {pod.metadata.uid: pod for pod in scene.snapshot.pods}, scene.ledger)
         shown = ", ".join(sorted(found)[:LISTED_MAX])
         return f"pods of the uids {shown} run there and may use its GPUs; its kubelet must end them first"
+    if reason == names.REJECT_RESTORED:
+        return "etcd was restored, and its agent has not reported since"
     return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent creates it again"
 
 

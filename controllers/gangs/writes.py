@@ -29,7 +29,7 @@ from atoll.cluster.gangs.member_assignments import MemberAssignment, open_gate
 from atoll.cluster.gangs.membership import GangMember, has_gate
 from atoll.cluster.gangs.rendezvous import rendezvous_annotations
 from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
-from atoll.cluster.objects import Lease, Pod, decode_pod
+from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.release import version_number
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerError, Unanswered
@@ -37,6 +37,7 @@ from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.gangs.cache import GangCache
 from controllers.leases.writes import annotate_lease, end_lease, read_lease, rewrite_lease
+from controllers.pod_calls import move
 
 log = structlog.get_logger(__name__)
 
@@ -209,11 +210,7 @@ async def _move(context: Context, pod: Pod) -> Pod | None:
         (version_number(record.resource_version) for record in context.mirror.ledger.leases_of(metadata.uid)),
         default=version_number(metadata.resource_version),
     )
-    body = merge_patch(uid=metadata.uid, annotations={names.WOKEN: str(generation)})
-    try:
-        return decode_pod(await context.api.patch(paths.pods(metadata.namespace, metadata.name), body))
-    except (NotFound, Conflict):
-        return None
+    return await move(context, pods.holder_of(pod), generation=generation)
 
 
 async def _clear_nomination(context: Context, pod: Pod) -> None:

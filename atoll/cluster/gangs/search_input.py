@@ -25,6 +25,7 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
+from atoll.cluster.spread import SPREAD, has_spread_labels, spread_counts, strict_constraints
 from atoll.cluster.weakness import weaknesses
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
@@ -53,7 +54,7 @@ class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
     taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes; `pool`: the GPUs that
-    the gang is confined to, if it uses a GpuReservation."""
+    the gang is confined to, if it uses a GpuReservation; `namespaces`: labels of namespaces."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -63,6 +64,7 @@ class PlacementSnapshot:
     last: frozenset[str] = frozenset()
     volumes: host_fit.Volumes = field(default_factory=host_fit.Volumes)
     pool: ReservedPool | None = None
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict, init=False)
 
     def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
@@ -212,9 +214,10 @@ def search_input(
         node_domains = node_domains.wide
     kinds = _kinds(cluster, node_domains)
     templates = {name: members[0].pod for name, members in asked.items()}
+    mates = tuple(templates.values())
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models),
+            _pod_set(spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models, mates),
             min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
@@ -382,12 +385,17 @@ def _pod_set(
     node_domains: NodeDomains,
     kinds: Mapping[NodeShape, str],
     models: Models,
+    mates: Sequence[Pod],
 ) -> PodSet:
     named = _named(spec, name)
     wanted = spec.topology_of(named)
     pod = members[0].pod
     nodes = [cluster.nodes[host] for host in node_domains.paths]
-    excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on, volumes=cluster.volumes)
+    excluded = host_fit.excluded_nodes(
+        pod, nodes, cluster.pods_on, volumes=cluster.volumes, namespace_labels=cluster.namespaces, mates=mates
+    )
+    unlabelled = [name for name in node_domains.paths if not has_spread_labels(pod, cluster.nodes[name])]
+    excluded = {**dict.fromkeys(unlabelled, SPREAD), **excluded}
     liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
     admitted: dict[str, tuple[int, ...]] = {}
     if request is not None:
@@ -405,7 +413,7 @@ def _pod_set(
         admitted=admitted,
         excluded=excluded,
         preferences=liked,
-        limits=_limits(pod, node_domains),
+        limits=_limits(pod, node_domains, cluster),
         group=_group(named, name, pod),
     )
 
@@ -442,22 +450,31 @@ def _enough(spec: GpuGangSpec, name: str, members: Sequence[GangMember], done: M
 
 
 def _constraints(pod: Pod) -> tuple[object, ...]:
-    return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity
+    strict = tuple(strict_constraints(pod))
+    return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity, strict, host_fit.host_ports(pod)
 
 
-def _limits(pod: Pod, node_domains: NodeDomains) -> tuple[Limit, ...]:
-    """Return how many members one domain may take by their own anti-affinity and host ports.
-
-    A label that is no level of the topology cannot be weighed here; kube-scheduler refuses what breaks it.
-    """
-    labels = [HOST if label == HOSTNAME else label for label in pod_fit.own_limits(pod)]
+def _limits(pod: Pod, node_domains: NodeDomains, cluster: PlacementSnapshot) -> tuple[Limit, ...]:
+    """Return how many members one domain may take by their own anti-affinity and host ports, and one host by a spread
+    that kube-scheduler judges by the host alone. What other labels mean is seen when a plan is rehearsed."""
+    labels = [level_of(label) for label in pod_fit.own_limits(pod)]
     if host_fit.host_ports(pod):
         labels.append(HOST)
-    return tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
+    alone = tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
+    by_host = (one for one in spread_counts(pod, tuple(cluster.nodes.values()), cluster.pods_on) if one.is_by_host)
+    return alone + tuple(Limit(HOST, one.constraint.max_skew, one.present) for one in by_host if one.means(pod))
+
+
+def level_of(label: str) -> str:
+    """Return the level of the search that a node label stands for, whether or not the topology has it."""
+    return HOST if label == HOSTNAME else label
 
 
 def _apart(name: str, templates: Mapping[str, Pod]) -> frozenset[str]:
     """Return the pod sets whose members may not share a host with those of one."""
+    own = templates[name]
     return frozenset(
-        other for other, pod in templates.items() if other != name and pod_fit.are_apart(templates[name], pod)
+        other
+        for other, pod in templates.items()
+        if other != name and (pod_fit.are_apart(own, pod) or host_fit.ports_clash(own, (pod,)))
     )
