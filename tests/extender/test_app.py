@@ -38,6 +38,7 @@ class FakeMirror:
     listeners: list[Listener] = field(default_factory=list)
     nodes: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
     pods: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
+    restores_count: int = 0
 
     def on_change(self, listener: Listener) -> None:
         self.listeners.append(listener)
