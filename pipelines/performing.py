@@ -29,6 +29,8 @@ from jobs.database import Database
 from jobs.errors import JobServiceError
 from jobs.problems import ApiRefusal
 from jobs.submission import Submission
+from pipelines.mail import Mailer
+from pipelines.notifying import Notice, Notifier
 from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
 from pipelines.records import PipelineRecord, StepRecord
 from pipelines.store import Try, advance, cancel_job_of_step, get_pipeline, get_run, snapshot_of
@@ -102,6 +104,7 @@ class StepPerformer:
     def __init__(self, parts: StepParts, watch: StepWatch) -> None:
         self._parts = parts
         self._watch = watch
+        self._notifier = Notifier(parts.database, parts.outgoing, Mailer(parts.api.settings))
 
     async def perform(self, one: Try, once: Once) -> None:
         """Perform a try and record its end."""
@@ -218,14 +221,18 @@ class StepPerformer:
 
     async def _notify(self, scene: _Scene) -> dict[str, Any]:
         asked = scene.settings
-        if asked.channel == "email":
-            raise StepRefused("no mail server is configured: use channel webhook or slack")
-        message = {"text": str(scene.filled(asked.template)), **scene.filled(asked.data)}
-        for url in asked.recipients:
-            call = OutgoingCall("POST", url, scene.owner.tenant_id, {"Idempotency-Key": scene.key}, {}, message)
-            found = await self._parts.outgoing.call(call)
-            if found["status_code"] >= 400:
-                return {"error": f"a recipient answered with status {found['status_code']}"}
+        subject = asked.subject or f"{scene.owner.name}: {scene.step.name}"
+        notice = Notice(
+            scene.one,
+            asked.channel,
+            asked.recipients,
+            str(scene.filled(subject)),
+            str(scene.filled(asked.template)),
+            scene.filled(asked.data),
+            scene.owner.tenant_id,
+            scene.key,
+        )
+        await self._notifier.tell(notice, self._parts.clock.now())
         return {"output": {"sent": True}}
 
     async def _begin_wait(self, scene: _Scene) -> dict[str, Any]:  # noqa: ARG002 - its beginning alone is kept

@@ -93,6 +93,22 @@ class StepRecord(PipelineBase):
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
+class MessageRecord(PipelineBase):
+    """What a notification step sent to one recipient at last. `number`: of the recipient."""
+
+    __tablename__ = "pipeline_messages"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("pipeline_runs.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(63), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column()
+    channel: Mapped[str] = mapped_column(String(16))
+    recipient: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    error: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcTime)
+
+
 class TriggerRecord(PipelineBase):
     """One trigger. `looked_at`: instants and ends until then were dealt with."""
 
