@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from jobs.database import Database
-from pipelines.engine import EngineClock
+from pipelines.performing import StepClock
 from pipelines.triggers import FIRED_TOGETHER_MAX, fire_due, fire_ends, fire_jobs, fire_metrics
 
 log = structlog.get_logger(__name__)
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class TriggerKeeper:
     """Looks for triggers that are due; `run` as one task."""
 
-    def __init__(self, database: Database, clock: EngineClock) -> None:
+    def __init__(self, database: Database, clock: StepClock) -> None:
         self._database = database
         self._clock = clock
 
