@@ -23,14 +23,18 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.node_audit import NodeAudit
 from atoll.cluster.objects import (
     Lease,
+    Namespace,
     Node,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
+    StorageClass,
     decode_heartbeat,
     decode_lease,
+    decode_namespace,
     decode_node,
     decode_pod,
+    decode_storage_class,
     decode_volume,
     decode_volume_claim,
 )
@@ -65,6 +69,8 @@ class WatchedKind(StrEnum):
     RESERVATION = "reservation"
     VOLUME = "volume"
     VOLUME_CLAIM = "volume claim"
+    STORAGE_CLASS = "storage class"
+    NAMESPACE = "namespace"
 
 
 Listener = Callable[[WatchedKind, Change[Any]], None]
@@ -73,8 +79,8 @@ Listener = Callable[[WatchedKind, Change[Any]], None]
 class ClusterMirror:
     """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims, GpuNodeStatuses and GpuReservations; owns the ledger.
 
-    `with_gangs`: GpuGangs and Topologies too, which only the controllers use, and the volumes that bind members to
-    nodes.
+    `with_gangs`: GpuGangs and Topologies too, which only the controllers use, the volumes that bind members to nodes,
+    and the namespaces whose labels pod affinity chooses by.
     """
 
     def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
@@ -119,11 +125,17 @@ class ClusterMirror:
         self.topologies: Reflector[Topology] | None = None
         self.volumes: Reflector[PersistentVolume] | None = None
         self.volume_claims: Reflector[PersistentVolumeClaim] | None = None
+        self.storage_classes: Reflector[StorageClass] | None = None
+        self.namespaces: Reflector[Namespace] | None = None
         if with_gangs:
             self.volumes = watch(paths.persistentvolumes(), decode_volume, _ignore, WatchedKind.VOLUME)
             self.volume_claims = watch(
                 paths.persistentvolumeclaims(), decode_volume_claim, _ignore, WatchedKind.VOLUME_CLAIM
             )
+            self.storage_classes = watch(
+                paths.storageclasses(), decode_storage_class, _ignore, WatchedKind.STORAGE_CLASS
+            )
+            self.namespaces = watch(paths.namespaces(), decode_namespace, _ignore, WatchedKind.NAMESPACE)
             self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
             self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
 
@@ -142,6 +154,8 @@ class ClusterMirror:
             **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
             **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
             **({WatchedKind.VOLUME_CLAIM: self.volume_claims} if self.volume_claims is not None else {}),
+            **({WatchedKind.STORAGE_CLASS: self.storage_classes} if self.storage_classes is not None else {}),
+            **({WatchedKind.NAMESPACE: self.namespaces} if self.namespaces is not None else {}),
         }
 
     def on_change(self, listener: Listener) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.cluster.gangs.rehearsal import Clash, Rule, find_clash
+from atoll.cluster.gangs.node_domains import ALONE
+from atoll.cluster.gangs.rehearsal import Clash, MemberRule, find_clash
 from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot, level_of
 from atoll.cluster.spread import SpreadCount, spread_counts
 from topology.gangs.descent import StepBudget
@@ -62,17 +63,21 @@ def _mended(
     nodes = list(cluster.nodes.values())
     labels = {node.metadata.name: node.metadata.labels.get(clash.key) for node in nodes}
     domains = {name: value for name, value in labels.items() if value is not None}
-    if clash.rule is Rule.NEAR:
+    if clash.rule is MemberRule.NEAR:
         yield from _together(question, {clash.pod_set, clash.other}, domains)
     elif clash.pod_set != clash.other:
         for name in (clash.pod_set, clash.other):
             inside = [host for host, domain in domains.items() if domain == clash.domain]
             yield _changed(question, {name: (_without(_pod_set(question, name), inside),)})
-    elif clash.rule is Rule.APART:
+    elif clash.rule is MemberRule.APART:
+        domains = {name: value if value is not None else ALONE for name, value in labels.items()}
         room = _room(_pod_set(question, clash.pod_set), question, domains)
+        free = room.pop(ALONE, 0)
         roomiest = sorted(room, key=lambda domain: (-room[domain], domain))[: counts[clash.pod_set]]
-        if len(roomiest) == counts[clash.pod_set]:
-            yield from _divided(question, clash.pod_set, dict.fromkeys(roomiest, 1), domains)
+        rest = counts[clash.pod_set] - len(roomiest)
+        if rest <= free:
+            alone = dict.fromkeys(roomiest, 1) | ({ALONE: rest} if rest else {})
+            yield from _divided(question, clash.pod_set, alone, domains)
     else:
         count = spread_counts(members[0].pod, nodes, cluster.pods_on)[clash.number]
         yield from _limited(question, clash, count)
