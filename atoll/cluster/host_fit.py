@@ -9,7 +9,6 @@ preferred pod affinity are left to kube-scheduler. A node that is not Ready is r
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -23,8 +22,6 @@ from atoll.cluster.objects import (
     Node,
     NodeSelector,
     NodeSelectorTerm,
-    PersistentVolume,
-    PersistentVolumeClaim,
     Pod,
     Requirement,
     Taint,
@@ -33,6 +30,7 @@ from atoll.cluster.objects import (
 from atoll.cluster.pod_fit import NEIGHBOURS, PodNeighbours
 from atoll.cluster.pods import container_statuses, is_terminal
 from atoll.cluster.quantities import parse_amount
+from atoll.cluster.volume_fit import Volumes, volume_requirements
 
 NOT_READY: Final = "not ready"
 CORDONED: Final = "cordoned"
@@ -50,25 +48,10 @@ UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 STATE_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Prefixes of taints that tell how a node is, and go when it is well."""
 _UNSCHEDULABLE: Final = Taint(key=UNSCHEDULABLE, effect="NoSchedule")
-_ZONE_LABELS: Final = (
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-)
-_ZONE_SEPARATOR: Final = "__"
 _GPU_LABELS: Final = ("nvidia.com/gpu.present", "amd.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 _GPU_RESOURCES: Final = (names.GPU_RESOURCE, "nvidia.com/gpu", "amd.com/gpu")
 _DISLIKED: Final = 1000
 """One PreferNoSchedule taint outweighs every preferred affinity (100 at most each) that a pod sensibly has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Volumes:
-    """Claims and volumes of the cluster: claims by namespace and name, volumes by name."""
-
-    claims: Mapping[tuple[str, str], PersistentVolumeClaim] = field(default_factory=dict)
-    volumes: Mapping[str, PersistentVolume] = field(default_factory=dict)
 
 
 def excluded_nodes(
@@ -278,27 +261,6 @@ def ports_clash(pod: Pod, others: Iterable[Pod]) -> bool:
         for taken_protocol, taken, taken_port in host_ports(other)
         for protocol, address, port in wanted
     )
-
-
-def volume_requirements(pod: Pod, volumes: Volumes) -> tuple[tuple[NodeSelectorTerm, ...], ...]:
-    """Return, per bound volume of the pod, the terms of which a node must match one."""
-    found: list[tuple[NodeSelectorTerm, ...]] = []
-    for volume in pod.spec.volumes:
-        name = volume.persistent_volume_claim.claim_name if volume.persistent_volume_claim is not None else ""
-        if volume.ephemeral is not None:
-            name = f"{pod.metadata.name}-{volume.name}"
-        claim = volumes.claims.get((pod.metadata.namespace, name))
-        bound = volumes.volumes.get(claim.spec.volume_name) if claim is not None else None
-        if bound is None:
-            continue
-        if bound.spec.node_affinity is not None and bound.spec.node_affinity.required is not None:
-            found.append(bound.spec.node_affinity.required.node_selector_terms)
-        found += [
-            (NodeSelectorTerm(match_expressions=(Requirement(key, "In", tuple(zones.split(_ZONE_SEPARATOR))),)),)
-            for key in _ZONE_LABELS
-            if (zones := bound.metadata.labels.get(key))
-        ]
-    return tuple(found)
 
 
 def _resized(asked: dict[str, int], status: ContainerStatus | None, *, asks: bool) -> dict[str, int]:

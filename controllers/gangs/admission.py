@@ -46,6 +46,7 @@ from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound,
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
+from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
 from controllers.gangs.writes import (
@@ -384,18 +385,21 @@ class AdmissionReconciler:
             if not one.allocation.device_ids:
                 self._cache.assume_home(one.member.uid, one.allocation.node)
 
-        async def nominate_one(one: MemberAssignment) -> dict[str, Any] | None:
+        async def nominate_one(one: MemberAssignment) -> NominatedMember | None:
             return await self._pin(one, nominate(self._context, one.member.pod, one.allocation.node))
 
         async def ungate_one(one: MemberAssignment) -> None:
             uid = one.member.uid
-            if seen[uid] is not None:
+            if (found := seen[uid]) is not None:
                 pod, node = one.member.pod, one.allocation.node
-                await self._pin(one, ungate(self._context, pod, node, annotations[uid], seen[uid]))
+                await self._pin(one, ungate(self._context, pod, node, annotations[uid], found))
 
         answers = await each(assignments, nominate_one)
         raise_first(answers)
-        seen: dict[str, Any] = {one.member.uid: answer for one, answer in zip(assignments, answers, strict=True)}
+        seen = {
+            one.member.uid: answer if isinstance(answer, NominatedMember) else None
+            for one, answer in zip(assignments, answers, strict=True)
+        }
         whole = [one for one in assignments if one.allocation.device_ids]
         bare = [one for one in assignments if not one.allocation.device_ids]
         may_begin = all(map(self._is_here, assignments)) and all(seen[one.member.uid] is not None for one in whole)

@@ -31,6 +31,7 @@ from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.events import EventType
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
+from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference, jitter_of
 from controllers.gangs.creation import GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
@@ -215,16 +216,16 @@ class GangReconciler:
         decision = decide(self._cache.view(gang), now_seconds=self._cache.now_seconds())
         return decision.act is GangAction.UNGATE
 
-    async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, dict[str, Any]]]:
+    async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, NominatedMember]]:
         """Nominate members to the nodes of their GPUs; return those that are as they were seen."""
 
-        async def nominate_one(member: GangMember) -> dict[str, Any] | None:
+        async def nominate_one(member: GangMember) -> NominatedMember | None:
             return await nominate(self._context, member.pod, self._cache.reservation(member)[0])
 
         answers = await each(members, nominate_one)
         raise_first(answers)
         pairs = zip(members, answers, strict=True)
-        return [(member, seen) for member, seen in pairs if isinstance(seen, dict)]
+        return [(member, seen) for member, seen in pairs if isinstance(seen, NominatedMember)]
 
     async def _lacking(self, members: Sequence[GangMember]) -> list[GangMember]:
         """Return the members whose Leases are not all there, as the API server says."""
@@ -236,12 +237,12 @@ class GangReconciler:
         raise_first(answers)
         return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
 
-    async def _ungate(self, view: GangView, nominated: Sequence[tuple[GangMember, dict[str, Any]]]) -> float:
+    async def _ungate(self, view: GangView, nominated: Sequence[tuple[GangMember, NominatedMember]]) -> float:
         annotations = member_annotations(view, view.status.admission, [member for member, _ in nominated])
 
-        async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> None:
+        async def open_one(entry: tuple[GangMember, NominatedMember]) -> None:
             member, seen = entry
-            node = seen["status"]["nominatedNodeName"]
+            node = seen.status.nominated_node_name
             await ungate(self._context, member.pod, node, annotations[member.uid], seen)
 
         raise_first(await each(nominated, open_one))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from atoll.cluster.gangs.node_domains import ALONE
 from atoll.cluster.gangs.rehearsal import Clash, Rule, find_clash
 from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot, level_of
 from atoll.cluster.spread import SpreadCount, spread_counts
@@ -69,10 +70,14 @@ def _mended(
             inside = [host for host, domain in domains.items() if domain == clash.domain]
             yield _changed(question, {name: (_without(_pod_set(question, name), inside),)})
     elif clash.rule is Rule.APART:
+        domains = {name: value if value is not None else ALONE for name, value in labels.items()}
         room = _room(_pod_set(question, clash.pod_set), question, domains)
+        free = room.pop(ALONE, 0)
         roomiest = sorted(room, key=lambda domain: (-room[domain], domain))[: counts[clash.pod_set]]
-        if len(roomiest) == counts[clash.pod_set]:
-            yield from _divided(question, clash.pod_set, dict.fromkeys(roomiest, 1), domains)
+        rest = counts[clash.pod_set] - len(roomiest)
+        if rest <= free:
+            alone = dict.fromkeys(roomiest, 1) | ({ALONE: rest} if rest else {})
+            yield from _divided(question, clash.pod_set, alone, domains)
     else:
         count = spread_counts(members[0].pod, nodes, cluster.pods_on)[clash.number]
         yield from _limited(question, clash, count)

@@ -4,7 +4,8 @@ Members that contradict each other give an Obstacle. Nodes that kube-scheduler w
 atoll.cluster.host_fit. What does not fit the empty machines never fits.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from atoll.api.gangs import GangPodSet, GpuGangSpec, TopologyMode
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.topologies import HOSTNAME
-from atoll.cluster import host_fit, pod_fit
+from atoll.cluster import host_fit, pod_fit, volume_fit
 from atoll.cluster.feasibility import NodeFacts, all_positions, missing_fact
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.lifecycle import Obstacle
@@ -62,7 +63,7 @@ class PlacementSnapshot:
     pods_on: Mapping[str, Sequence[Pod]]
     free: Mapping[str, Mapping[str, int]]
     last: frozenset[str] = frozenset()
-    volumes: host_fit.Volumes = field(default_factory=host_fit.Volumes)
+    volumes: volume_fit.Volumes = field(default_factory=volume_fit.Volumes)
     pool: ReservedPool | None = None
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict, init=False)
@@ -200,11 +201,14 @@ def search_input(
         if (found := tuple(member for member in chosen if member.pod_set == pod_set.name))
         for name, part in _parts(pod_set.name, found, cluster.volumes)
     }
+    users = Counter(name for member in chosen for name in set(volume_fit.claim_names(member.pod)))
+    shared = {name for name, count in users.items() if count > 1}
     for name, members in asked.items():
         problem = (
             _unlike(name, members, requests)
             or _contradicted(spec, name, members)
             or _scattered(spec, name, members, cluster.volumes)
+            or _without_volume(members, cluster.volumes, shared)
         )
         if problem is not None:
             return problem
@@ -316,7 +320,7 @@ def hosts_of(node_domains: NodeDomains, cluster: PlacementSnapshot) -> Iterable[
 
 
 def _parts(
-    name: str, members: tuple[GangMember, ...], volumes: host_fit.Volumes
+    name: str, members: tuple[GangMember, ...], volumes: volume_fit.Volumes
 ) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
     """Yield members separately if Kueue has chosen different domains for them (its choice stands, Atoll only chooses
     GPUs), or if their volumes are in different places, as in a StatefulSet."""
@@ -324,7 +328,7 @@ def _parts(
     chosen: dict[Hashable, list[GangMember]] = {}
     for member in members:
         selector = tuple(sorted((member.pod.spec.node_selector or {}).items())) if is_by_kueue else ()
-        chosen.setdefault((selector, host_fit.volume_requirements(member.pod, volumes)), []).append(member)
+        chosen.setdefault((selector, volume_fit.volume_requirements(member.pod, volumes)), []).append(member)
     if len(chosen) <= 1:
         yield name, members
         return
@@ -354,20 +358,28 @@ def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Req
 
 
 def _scattered(
-    spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: host_fit.Volumes
+    spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: volume_fit.Volumes
 ) -> Obstacle | None:
     """Return an obstacle for slices with volumes: slices need consecutive ranks, members must go to their volumes."""
     named = _named(spec, name)
     wanted = spec.topology_of(named) or spec.topology
     if PART not in name or wanted is None or not wanted.slices or not members:
         return None
-    if not host_fit.volume_requirements(members[0].pod, volumes):
+    if not volume_fit.volume_requirements(members[0].pod, volumes):
         return None
     return Obstacle(
         "Invalid",
         f"pods of pod set {named.name} have volumes in different places, and slices; remove the slices or the "
         f"volumes: {members[0].pod.metadata.name} is bound by its volume",
     )
+
+
+def _without_volume(
+    members: Sequence[GangMember], volumes: volume_fit.Volumes, shared: Collection[str]
+) -> Obstacle | None:
+    """Return an obstacle for a member whose claim no node could serve now. `shared`: claims of several members."""
+    problems = ((one.pod.metadata.name, volume_fit.volume_problem(one.pod, volumes, shared=shared)) for one in members)
+    return next((Obstacle("Invalid", f"pod {name}: {problem}") for name, problem in problems if problem), None)
 
 
 def _contradicted(spec: GpuGangSpec, name: str, members: Sequence[GangMember]) -> Obstacle | None:
@@ -462,7 +474,16 @@ def _limits(pod: Pod, node_domains: NodeDomains, cluster: PlacementSnapshot) -> 
         labels.append(HOST)
     alone = tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
     by_host = (one for one in spread_counts(pod, tuple(cluster.nodes.values()), cluster.pods_on) if one.is_by_host)
-    return alone + tuple(Limit(HOST, one.constraint.max_skew, one.present) for one in by_host if one.means(pod))
+    hosts = [Limit(HOST, one.constraint.max_skew, one.present) for one in by_host if one.means(pod)]
+    choices = volume_fit.static_choices(pod, cluster.volumes)
+    if choices is not None:
+        reached = [volume_fit.reach(volume) for volume in choices]
+        lacking = {
+            name: len(reached) - sum(terms is None or host_fit.matches_terms(terms, node) for terms in reached)
+            for name, node in cluster.nodes.items()
+        }
+        hosts.append(Limit(HOST, len(reached), lacking))
+    return (*alone, *hosts)
 
 
 def level_of(label: str) -> str:
