@@ -78,6 +78,8 @@ def volume_problem(pod: Pod, volumes: Volumes, *, shared: Collection[str] = ()) 
             return f"PersistentVolumeClaim {name} does not exist; create it"
         if claim.metadata.deletion_timestamp:
             return f"PersistentVolumeClaim {name} is being deleted; create it anew"
+        if claim.status.phase == "Lost":
+            return f"PersistentVolumeClaim {name} has lost its volume {claim.spec.volume_name}; create both anew"
         if not claim.spec.volume_name:
             wanted = claim.spec.storage_class_name or ""
             kind = (volumes.classes or {}).get(wanted)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.host_fit import excluded_nodes
-from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, StorageClass, VolumeStatus
 from atoll.cluster.volume_fit import Volumes, volume_problem
 from tests.cluster.test_host_fit import HOSTNAME, ZONE, node, pod
 
@@ -39,6 +39,7 @@ def known(wanted: PersistentVolumeClaim | None, volume: PersistentVolume | None 
     return Volumes(claims, {"d": volume} if volume is not None else {}, classes)
 
 
+LOST = msgspec.structs.replace(claim(volumeName="d"), status=VolumeStatus("Lost"))
 STATIC = {**LATE, "provisioner": "kubernetes.io/no-provisioner"}
 MADE = {**LATE, "provisioner": "example.com/disks"}
 
@@ -75,6 +76,7 @@ def test_a_claim_that_is_not_bound_yet_leaves_the_nodes_where_it_can_be(
         (known(claim(storageClassName=""), **MADE), (), "PersistentVolumeClaim data is not bound to a volume yet"),
         (known(claim(volumeName="d"), disk()), (), ""),
         (known(claim(), **MADE), ("data",), ""),
+        (known(LOST, **MADE), (), "PersistentVolumeClaim data has lost its volume d; create both anew"),
         (known(claim(), **STATIC), ("data",), "bind it before, or give each member a claim of its own"),
         (Volumes(), (), ""),
     ],
