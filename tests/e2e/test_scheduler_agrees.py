@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(7200)]
 PARTS = ("webhook", "extender", "controllers")
 BATCH = 100
 LONG = 5000
+FAULTS_MAX = 50
 WORLDS = int(os.environ.get("ATOLL_WORLDS", "200"))
 PATIENCE_SECONDS = 120.0
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{HOME}/events"
@@ -172,13 +173,13 @@ def worlds() -> Iterator[Worlds]:
         yield Worlds(cluster)
 
 
-def _try(worlds: Worlds, count: int) -> None:
-    seed = os.environ.get("ATOLL_SEED", "") or uuid4().hex[:8]
+def _try(worlds: Worlds, count: int, seed: str) -> None:
+    seed = os.environ.get("ATOLL_SEED", seed)
     print(f"seed {seed}: ATOLL_SEED={seed} tries the same {count} clusters again")
     faults: list[str] = []
     for begin in range(0, count, BATCH):
         faults += worlds.try_all([RandomWorld(seed, number) for number in range(begin, min(begin + BATCH, count))])
-        assert len(faults) < BATCH, "\n".join([f"seed {seed}", *faults])
+        assert len(faults) < FAULTS_MAX, "\n".join([f"seed {seed}", *faults])
     print(dict(worlds.reasons))
     assert not faults, "\n".join([f"seed {seed}", *faults])
     assert worlds.reasons["Admitted"] * 3 > count, f"seed {seed}: too few gangs find places: {worlds.reasons}"
@@ -186,10 +187,10 @@ def _try(worlds: Worlds, count: int) -> None:
 
 def test_kube_scheduler_takes_every_plan(worlds: Worlds) -> None:
     """Random clusters: every gang waits whole, with its reason, or each member binds where Atoll sent it."""
-    _try(worlds, WORLDS)
+    _try(worlds, WORLDS, "agrees")
 
 
 @pytest.mark.long
 def test_kube_scheduler_takes_every_plan_of_thousands(worlds: Worlds) -> None:
     """The same with many more clusters."""
-    _try(worlds, LONG)
+    _try(worlds, LONG, uuid4().hex[:8])
