@@ -39,6 +39,7 @@ def known(wanted: PersistentVolumeClaim | None, volume: PersistentVolume | None 
     return Volumes(claims, {"d": volume} if volume is not None else {}, classes)
 
 
+HALF_BOUND = msgspec.structs.replace(claim(volumeName="d"), status=VolumeStatus("Pending"))
 LOST = msgspec.structs.replace(claim(volumeName="d"), status=VolumeStatus("Lost"))
 STATIC = {**LATE, "provisioner": "kubernetes.io/no-provisioner"}
 MADE = {**LATE, "provisioner": "example.com/disks"}
@@ -76,6 +77,7 @@ def test_a_claim_that_is_not_bound_yet_leaves_the_nodes_where_it_can_be(
         (known(claim(storageClassName=""), **MADE), (), "PersistentVolumeClaim data is not bound to a volume yet"),
         (known(claim(volumeName="d"), disk()), (), ""),
         (known(claim(), **MADE), ("data",), ""),
+        (known(HALF_BOUND, disk(), **MADE), (), "PersistentVolumeClaim data is not bound to a volume yet"),
         (known(LOST, **MADE), (), "PersistentVolumeClaim data has lost its volume d; create both anew"),
         (known(claim(), **STATIC), ("data",), "bind it before, or give each member a claim of its own"),
         (Volumes(), (), ""),

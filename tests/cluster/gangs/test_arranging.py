@@ -155,6 +155,12 @@ def test_a_gang_that_cannot_keep_its_rules_waits_and_says_so(count: int, spec: d
     assert message in found
 
 
+@pytest.mark.parametrize("spec", [spec_of(apart=ZONE), spec_of(spread(minDomains=4))], ids=["apart", "spread"])
+def test_fewer_members_start_where_their_rules_allow_no_more_and_fewer_are_enough(spec: dict[str, Any]) -> None:
+    """Three zones, four members, one each."""
+    assert by_zone(find({"w": (4, spec)}, hall(), minMember=2)) == [1, 1, 1]
+
+
 def test_pod_sets_keep_apart_from_each_other_and_near_each_other() -> None:
     """Workers in another zone than the leader, whom they name; or in the same, where nobody else is whom they name."""
     term = {"labelSelector": {"matchLabels": {"app": "lead"}}, "topologyKey": ZONE}
