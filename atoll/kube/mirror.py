@@ -119,6 +119,8 @@ class ClusterMirror:
             paths.gpureservations(), GpuReservation.model_validate_json, _ignore, WatchedKind.RESERVATION
         )
         self._audit = NodeAudit(self.pods.by_uid, self.ledger)
+        self.restores_count = 0
+        """How often a restore of the API server was noticed; several watches may notice the same one."""
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
         self.volumes: Reflector[PersistentVolume] | None = None
@@ -195,6 +197,7 @@ class ClusterMirror:
     def _rewind(self) -> None:
         """The API server was restored from a backup: list everything again, and let no node offer anything until its
         agent has reported again. Pods that were bound after the backup may still run there, unknown to the server."""
+        self.restores_count += 1
         self._audit.begin(self.reports)
         for name in self.reports:
             self.ledger.drop_report(name, why=names.REJECT_RESTORED)
@@ -219,6 +222,7 @@ class ClusterMirror:
     def _take_pod(self, change: Change[Pod]) -> None:
         pod = change.object
         if change.kind is ChangeKind.DELETED:
+            self._audit.note_missing(pod)
             if not change.synthetic:
                 self._audit.note_deleted(pod.metadata.uid)
             self.ledger.drop_pod(pod.metadata.uid, final=pod)
@@ -226,6 +230,8 @@ class ClusterMirror:
                 self._take_again(pod.spec.node_name)
         elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
+        if change.kind is not ChangeKind.DELETED:
+            self._audit.note_pod(pod)
         self._judge_again(pod.metadata.uid)
 
     def _take_lease(self, change: Change[Lease]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.cluster.gangs.node_domains import ALONE
-from atoll.cluster.gangs.rehearsal import Clash, Rule, find_clash
+from atoll.cluster.gangs.rehearsal import Clash, MemberRule, find_clash
 from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot, level_of
 from atoll.cluster.spread import SpreadCount, spread_counts
 from topology.gangs.descent import StepBudget
@@ -65,13 +65,13 @@ def _mended(
     nodes = list(cluster.nodes.values())
     labels = {node.metadata.name: node.metadata.labels.get(clash.key) for node in nodes}
     domains = {name: value for name, value in labels.items() if value is not None}
-    if clash.rule is Rule.NEAR:
+    if clash.rule is MemberRule.NEAR:
         yield from _together(question, {clash.pod_set, clash.other}, domains)
     elif clash.pod_set != clash.other:
         for name in (clash.pod_set, clash.other):
             inside = [host for host, domain in domains.items() if domain == clash.domain]
             yield _changed(question, {name: (_without(_pod_set(question, name), inside),)})
-    elif clash.rule is Rule.APART:
+    elif clash.rule is MemberRule.APART:
         domains = {name: value if value is not None else ALONE for name, value in labels.items()}
         room = _room(_pod_set(question, clash.pod_set), question, domains)
         free = room.pop(ALONE, 0)
