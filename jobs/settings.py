@@ -3,6 +3,7 @@
 Settings that would open the service to everybody are refused here, before anything listens.
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
@@ -24,6 +25,14 @@ M = TypeVar("M", bound=BaseModel)
 Tenant = Annotated[str, Field(max_length=49, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 Project = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
 Subject = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class MailTls(StrEnum):
+    """How the connection to the mail server is encrypted."""
+
+    STARTTLS = "starttls"
+    TLS = "tls"
+    NONE = "none"
 
 
 class JobServiceSettings(Settings):
@@ -93,6 +102,22 @@ class JobServiceSettings(Settings):
     """Folder with secrets for steps of pipelines, as TENANT/NAME; steps name them in secret_headers."""
     outgoing_hosts: Annotated[tuple[str, ...], Field(max_length=256)] = ()
     """Hosts with private addresses that steps of pipelines may call; others must be public."""
+    mail_host: Annotated[str, Field(max_length=253)] = ""
+    """Mail server (SMTP) of notification steps of pipelines; without it they send no mail."""
+    mail_port: Annotated[int, Field(ge=1, le=65_535)] = 587
+    """Port of the mail server."""
+    mail_tls: MailTls = MailTls.STARTTLS
+    """starttls, tls, or none for a server on the same machine or network."""
+    mail_ca: Path | None = None
+    """PEM file with the authority of the mail server's certificate; the system's own when absent."""
+    mail_user: str = ""
+    """Name at the mail server; needs mail_password."""
+    mail_password: Path | None = None
+    """File with the password at the mail server; read for each mail."""
+    mail_from: Annotated[str, Field(max_length=320, pattern=r"^([^\s@]+@[^\s@]+)?$")] = ""
+    """Address that mails are from."""
+    mail_domains: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+    """Domains that mails may be sent to; `*` means every domain."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -109,6 +134,12 @@ class JobServiceSettings(Settings):
             raise ValueError("give access, a file with rules, or insecure_local to try it out alone; one of both")
         if self.oidc_issuer and not (self.oidc_issuer.startswith("https://") and self.oidc_audience):
             raise ValueError("oidc_issuer must be an https URL, and needs oidc_audience")
+        if self.mail_host and not (self.mail_from and self.mail_domains):
+            raise ValueError("mail_host needs mail_from and mail_domains")
+        if bool(self.mail_user) != (self.mail_password is not None):
+            raise ValueError("mail_user and mail_password belong together: give both or none")
+        if self.mail_user and self.mail_tls is MailTls.NONE:
+            raise ValueError("mail_tls none would send the password in clear: use starttls or tls")
         if self.namespace.count(TENANT_PLACE) > 1 or "{" in self.namespace.replace(TENANT_PLACE, ""):
             raise ValueError("namespace may have {tenant} in it once, and no other braces")
         return self

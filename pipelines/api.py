@@ -36,6 +36,7 @@ from pipelines.errors import (
     TriggerUnknown,
 )
 from pipelines.inputs import checked_inputs
+from pipelines.notifying import messages_of
 from pipelines.performing import Function
 from pipelines.records import PipelineRecord, RunRecord
 from pipelines.store import (
@@ -51,7 +52,16 @@ from pipelines.store import (
     rerun_run,
     steps_of,
 )
-from pipelines.views import PipelineListView, PipelineView, RunListView, RunView, pipeline_view, run_view
+from pipelines.views import (
+    MessageListView,
+    PipelineListView,
+    PipelineView,
+    RunListView,
+    RunView,
+    message_view,
+    pipeline_view,
+    run_view,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +93,7 @@ def add_pipelines(app: FastAPI, functions: Mapping[str, Function], runners: Runn
     app.post(PIPELINE + "/execute", status_code=201, responses=documented(401, 403, 404, 409, 422, 429, 503))(execute)
     app.get(RUNS, responses=documented(401, 404, 422, 429, 503))(list_pipeline_runs)
     app.get(RUN, responses=documented(401, 404, 422, 429, 503))(show_run)
+    app.get(RUN + "/deliveries", responses=documented(401, 404, 422, 429, 503))(list_messages)
     app.delete(RUN, status_code=202, responses=documented(401, 403, 404, 422, 429, 503))(cancel_pipeline_run)
     app.post(RUN + "/rerun", status_code=201, responses=documented(401, 403, 404, 409, 422, 429, 503))(run_again)
     app.add_exception_handler(PipelineError, _on_error)
@@ -281,6 +292,13 @@ async def show_run(asked: OnePipeline, run_id: UUID) -> RunView:
     """Show a run and its steps."""
     record = await asked.run(str(run_id), JobPermission.VIEW)
     return run_view(record, await asked.parts.database.read(lambda session: steps_of(session, record.id)))
+
+
+async def list_messages(asked: OnePipeline, run_id: UUID) -> MessageListView:
+    """List what the notification steps of a run sent, and to whom."""
+    await asked.run(str(run_id), JobPermission.VIEW)
+    found = await asked.parts.database.read(lambda session: messages_of(session, str(run_id)))
+    return MessageListView(items=[message_view(one) for one in found])
 
 
 async def cancel_pipeline_run(asked: OnePipeline, run_id: UUID) -> RunView:

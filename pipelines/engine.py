@@ -5,7 +5,7 @@ Level-triggered: any signal may be lost, because a look at all active runs finds
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,18 +15,14 @@ from atoll.pipelines.words import RunState
 from atoll.service.runtime import supervise
 from pipelines.durable import in_own_loop, start_try
 from pipelines.errors import RunUnknown
-from pipelines.performing import StepParts, StepPerformer, WallClock
+from pipelines.performing import StepClock, StepParts, StepPerformer
 from pipelines.store import Try, active_run_ids, advance, running_tries
-from pipelines.watching import Sleeper, StepWatch
+from pipelines.watching import StepWatch
 
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS: Final = 0.5
 LOOK_SECONDS: Final = 2.0
-
-
-class EngineClock(Sleeper, WallClock, Protocol):
-    """Waits, and tells the time."""
 
 
 class PipelineEngine:
@@ -35,7 +31,7 @@ class PipelineEngine:
     def __init__(
         self,
         parts: StepParts,
-        clock: EngineClock,
+        clock: StepClock,
         url: str,
         *,
         poll_seconds: float = POLL_SECONDS,
@@ -95,7 +91,11 @@ class PipelineEngine:
         for one in tries:
             if one not in self._started:
                 self._started.add(one)
-                await start_try(one)
+                try:
+                    await start_try(one)
+                except BaseException:
+                    self._started.discard(one)
+                    raise
 
 
 def _pending(session: Session) -> Sequence[str]:

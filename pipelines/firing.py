@@ -1,4 +1,4 @@
-"""Fires triggers that wait for a time or for the end of a run, while this process leads."""
+"""Fires triggers that wait for a time, the end of a run, a job or a number of the service, while this process leads."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -9,8 +9,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from jobs.database import Database
-from pipelines.engine import EngineClock
-from pipelines.triggers import FIRED_TOGETHER_MAX, fire_due, fire_ends
+from pipelines.performing import StepClock
+from pipelines.triggers import FIRED_TOGETHER_MAX, fire_due, fire_ends, fire_jobs, fire_metrics
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class TriggerKeeper:
     """Looks for triggers that are due; `run` as one task."""
 
-    def __init__(self, database: Database, clock: EngineClock) -> None:
+    def __init__(self, database: Database, clock: StepClock) -> None:
         self._database = database
         self._clock = clock
 
@@ -40,6 +40,11 @@ class TriggerKeeper:
         while await self._fire(fire_due) == FIRED_TOGETHER_MAX:
             pass
         await self._fire(fire_ends)
+        await self._fire(fire_metrics)
+        after: int | None = 0
+        while after is not None:
+            reached = after
+            after = await self._fire(lambda session, now: fire_jobs(session, reached, now))  # noqa: B023
 
     async def _fire(self, fire: Callable[[Session, datetime], T]) -> T:
         now = self._clock.now()

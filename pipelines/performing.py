@@ -9,12 +9,14 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from inspect import isawaitable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from uuid import uuid4
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.states import ENDED, JobState
@@ -29,10 +31,12 @@ from jobs.database import Database
 from jobs.errors import JobServiceError
 from jobs.problems import ApiRefusal
 from jobs.submission import Submission
+from pipelines.mail import Mailer
+from pipelines.notifying import Notice, Notifier
 from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
 from pipelines.records import PipelineRecord, StepRecord
 from pipelines.store import Try, advance, cancel_job_of_step, get_pipeline, get_run, snapshot_of
-from pipelines.watching import JobSight, StepSight, StepWatch
+from pipelines.watching import JobSight, Sleeper, StepSight, StepWatch
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +44,9 @@ OUTPUT_BYTES_MAX: Final = 64 * 1024
 ACT_SECONDS: Final = 60.0
 """How long a call may take if its step has no timeout."""
 JOB_NAME_LENGTH: Final = 40
+DATABASE_PAUSE_SECONDS: Final = 1.0
+
+T = TypeVar("T")
 
 Function = Callable[[Mapping[str, Any], str], Any]
 """A registered function: takes its parameters and an idempotency key, returns a value of JSON's types."""
@@ -47,8 +54,8 @@ Once = Callable[[str, Callable[[], Awaitable[dict[str, Any]]]], Awaitable[dict[s
 """Runs a part of a try and keeps what it returned, under a name."""
 
 
-class WallClock(Protocol):
-    """Tells the time."""
+class StepClock(Sleeper, Protocol):
+    """Waits, and tells the time."""
 
     def now(self) -> datetime:
         """Return the time, in UTC."""
@@ -66,7 +73,7 @@ class StepParts:
     api: ApiParts
     outgoing: OutgoingClient
     functions: Mapping[str, Function]
-    clock: WallClock
+    clock: StepClock
 
     @property
     def database(self) -> Database:
@@ -102,16 +109,26 @@ class StepPerformer:
     def __init__(self, parts: StepParts, watch: StepWatch) -> None:
         self._parts = parts
         self._watch = watch
+        self._notifier = Notifier(parts.database, parts.outgoing, Mailer(parts.api.settings))
 
     async def perform(self, one: Try, once: Once) -> None:
         """Perform a try and record its end."""
-        scene = await self._scene(one)
+        scene = await self._lasting(lambda: self._scene(one))
         if await self._is_stopped_before(scene):
             outcome = TryOutcome(error="stopped")
         else:
-            began = await once("act", lambda: self._act(scene))
+            began = await once("act", lambda: self._lasting(lambda: self._act(scene)))
             outcome = await self._outcome(scene, began)
-        await once("record", lambda: self._record(one, outcome))
+        await once("record", lambda: self._lasting(lambda: self._record(one, outcome)))
+
+    async def _lasting(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat work, which may be repeated, until the database answers: a try that raised would never go on."""
+        while True:
+            try:
+                return await work()
+            except SQLAlchemyError as error:
+                log.warning("The database does not answer a step", err=str(error).partition("\n")[0])
+                await self._parts.clock.sleep(DATABASE_PAUSE_SECONDS)
 
     async def _scene(self, one: Try) -> _Scene:
         def read(session: Any) -> _Scene:  # noqa: ANN401 - a session
@@ -150,6 +167,11 @@ class StepPerformer:
             return {"error": str(error), "may_retry": False}
         except CallFailed as error:
             return {"error": str(error)}
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            log.exception("A step failed by a mistake of the service", run=scene.one.run_id, step=scene.one.key)
+            return {"error": f"a mistake of the service: {type(error).__name__}: {error}"}
         if "output" in found:
             return kept(found["output"])
         return {"at": self._parts.clock.now().isoformat(), **found}
@@ -218,14 +240,18 @@ class StepPerformer:
 
     async def _notify(self, scene: _Scene) -> dict[str, Any]:
         asked = scene.settings
-        if asked.channel == "email":
-            raise StepRefused("no mail server is configured: use channel webhook or slack")
-        message = {"text": str(scene.filled(asked.template)), **scene.filled(asked.data)}
-        for url in asked.recipients:
-            call = OutgoingCall("POST", url, scene.owner.tenant_id, {"Idempotency-Key": scene.key}, {}, message)
-            found = await self._parts.outgoing.call(call)
-            if found["status_code"] >= 400:
-                return {"error": f"a recipient answered with status {found['status_code']}"}
+        subject = asked.subject or f"{scene.owner.name}: {scene.step.name}"
+        notice = Notice(
+            scene.one,
+            asked.channel,
+            asked.recipients,
+            str(scene.filled(subject)),
+            str(scene.filled(asked.template)),
+            scene.filled(asked.data),
+            scene.owner.tenant_id,
+            scene.key,
+        )
+        await self._notifier.tell(notice, self._parts.clock.now())
         return {"output": {"sent": True}}
 
     async def _begin_wait(self, scene: _Scene) -> dict[str, Any]:  # noqa: ARG002 - its beginning alone is kept
@@ -267,7 +293,8 @@ class StepPerformer:
 
     async def _cancel_job(self, scene: _Scene, job_id: str) -> None:
         now, actor = self._parts.clock.now(), f"pipeline {scene.owner.name}"
-        await self._parts.database.write(lambda session: cancel_job_of_step(session, job_id, now=now, actor=actor))
+        change = partial(cancel_job_of_step, job_id=job_id, now=now, actor=actor)
+        await self._lasting(lambda: self._parts.database.write(change))
 
     async def _wait(self, scene: _Scene, begin: datetime) -> TryOutcome:
         asked = scene.settings

@@ -4,7 +4,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import JSON, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from jobs.database import Migrations, migrate
@@ -93,6 +93,22 @@ class StepRecord(PipelineBase):
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
+class MessageRecord(PipelineBase):
+    """What a notification step sent to one recipient at last. `number`: of the recipient."""
+
+    __tablename__ = "pipeline_messages"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("pipeline_runs.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(63), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column()
+    channel: Mapped[str] = mapped_column(String(16))
+    recipient: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    error: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcTime)
+
+
 class TriggerRecord(PipelineBase):
     """One trigger. `looked_at`: instants and ends until then were dealt with."""
 
@@ -110,9 +126,21 @@ class TriggerRecord(PipelineBase):
     """Topic of an event trigger, or the pipeline that a dependency waits for."""
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
     secret: Mapped[str | None] = mapped_column(String(128))
+    memory: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict, server_default="{}")
+    """Of a threshold: whether it is armed, its crossings, and digests of the last events; see pipelines.thresholds."""
     enabled: Mapped[bool] = mapped_column()
     looked_at: Mapped[datetime] = mapped_column(UtcTime)
     next_run: Mapped[datetime | None] = mapped_column(UtcTime)
     last_run: Mapped[datetime | None] = mapped_column(UtcTime)
     last_message: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class HistoryMarkRecord(PipelineBase):
+    """How far the histories of jobs were read for triggers: one row. `dealt_with`: later entries that were read too."""
+
+    __tablename__ = "pipeline_history_mark"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    position: Mapped[int] = mapped_column(BigInteger)
+    dealt_with: Mapped[list[int]] = mapped_column(JSON)

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from atoll.jobs.permissions import JobPermission
+from atoll.pipelines.events import OWN, Event, events_of_notification, is_notification
 from atoll.pipelines.expressions import is_json
 from atoll.pipelines.triggers import PipelineTrigger, TriggerType
 from atoll.pipelines.wording import faults_of
@@ -173,17 +174,35 @@ async def deliver(trigger_id: UUID, request: Request, parts: Parts) -> BegunView
 
 
 async def receive(request: Request, parts: Parts, caller: Caller) -> BegunView:
-    """Take a CloudEvent, structured or binary. It fires triggers of tenants in which the caller may create jobs."""
-    event, now = _event(request, await request.body()), parts.now()
+    """Take a CloudEvent, structured or binary, or a notification of a bucket in the form of S3. Each fires triggers of
+    tenants in which the caller may create jobs."""
+    events, now = _events(request, await request.body()), parts.now()
     tenants = None if caller.is_operator else caller.tenants(JobPermission.CREATE)
-    log.info("Received an event", type=event["event.type"], user=caller.name)
-    return BegunView(executions=await parts.database.write(lambda session: fire_event(session, tenants, event, now)))
+    log.info("Received events", types=sorted({event["event.type"] for event in events})[:10], user=caller.name)
+    begun: list[str] = []
+    for event in events:  # each in a transaction of its own: what was sent again begins nothing twice
+        begun += await parts.database.write(lambda session: fire_event(session, tenants, event, now))  # noqa: B023
+    return BegunView(executions=begun)
 
 
-def _event(request: Request, body: bytes) -> dict[str, Any]:
-    """Return an event's names and values. Raises ApiRefusal."""
-    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+def _events(request: Request, body: bytes) -> tuple[Event, ...]:
+    """Return the names and values of each event in a request. Raises ApiRefusal."""
     content = _json(body) if body else None
+    is_cloud_event = STRUCTURED in request.headers.get("Content-Type", "") or "ce-specversion" in request.headers
+    if not is_cloud_event and is_notification(content):
+        try:
+            events = events_of_notification(content)
+        except ValueError as error:
+            raise mistaken("Records", "", str(error), "send what a bucket of S3 sends") from error
+    else:
+        events = (_cloud_event(request, content),)
+    if not all(is_json(value) for event in events for value in event.values()):
+        raise mistaken("data", "", "is too deep, or has NUL in it", "simplify it")
+    return events
+
+
+def _cloud_event(request: Request, content: Any) -> Event:  # noqa: ANN401 - a value of JSON's types
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type == STRUCTURED:
         given = content if isinstance(content, dict) else {}
         data = given.get("data")
@@ -198,8 +217,8 @@ def _event(request: Request, body: bytes) -> dict[str, Any]:
         if not isinstance(value, str) or len(value) > ATTRIBUTE_LENGTH_MAX or (not value and name != "subject"):
             raise mistaken(name, value, f"must be a text of at most {ATTRIBUTE_LENGTH_MAX} characters", "correct it")
         event[f"event.{name}"] = value
-    if not all(is_json(value) for value in event.values()):
-        raise mistaken("data", "", "is too deep, or has NUL in it", "simplify it")
+    if event["event.type"].startswith(OWN):
+        raise mistaken("type", event["event.type"], f"{OWN} begins the service's own types", "use another one")
     return event
 
 

@@ -1,11 +1,12 @@
 """Queries and changes of triggers, each the work of one transaction.
 
-Every run that a trigger begins has an idempotency key: the trigger with its instant, event, delivery, or the run that
-ended. So no instant begins two runs, whoever looks, and however often.
+Every run that a trigger begins has an idempotency key: the trigger with its instant, event, delivery or crossing, or
+the run that ended. So no instant begins two runs, whoever looks, and however often.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
 
@@ -14,12 +15,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.retries import bounded
+from atoll.pipelines.events import OWN, Event, topics_of
 from atoll.pipelines.expressions import ExpressionFailed, ExpressionInvalid
 from atoll.pipelines.model import Pipeline
+from atoll.pipelines.thresholds import Threshold
 from atoll.pipelines.triggers import PipelineTrigger, TriggerType
 from atoll.pipelines.words import ENDED_RUNS, RunState
 from jobs.problems import ApiRefusal
 from pipelines.errors import KeyTaken, RunActive, TriggerUnknown
+from pipelines.histories import forget_mark, metric_of, new_entries
 from pipelines.inputs import checked_inputs
 from pipelines.records import PipelineRecord, RunRecord, TriggerRecord
 from pipelines.store import RunRequest, create_run, get_pipeline
@@ -31,6 +35,8 @@ FIRED_TOGETHER_MAX: Final = 50
 ENDS_SLACK: Final = timedelta(minutes=1)
 """How much earlier than the last look an end may have been recorded: transactions end out of order."""
 TRIGGERS_MAX: Final = 100
+SEEN_MAX: Final = 100
+"""Events that a threshold knows again if they come a second time."""
 
 
 def create_trigger(
@@ -46,6 +52,7 @@ def create_trigger(
         topic=trigger.event_topic or trigger.depends_on_pipeline_id,
         document=trigger.model_dump(mode="json", exclude_unset=True),
         secret=secret,
+        memory={},
         enabled=trigger.enabled,
         looked_at=now,
         next_run=trigger.next_instant(now) if trigger.enabled else None,
@@ -77,6 +84,7 @@ def enable_trigger(session: Session, trigger_id: str, *, enabled: bool, now: dat
     record = get_trigger(session, trigger_id)
     if enabled and not record.enabled:
         record.looked_at, record.next_run = now, trigger_of(record).next_instant(now)
+        record.memory = {key: value for key, value in record.memory.items() if key == "crossings"}
     record.enabled = enabled
     session.flush()
     return record
@@ -100,7 +108,7 @@ def fire_due(session: Session, now: datetime) -> int:
     where = (TriggerRecord.enabled, TriggerRecord.next_run.is_not(None), TriggerRecord.next_run <= now)
     due = select(TriggerRecord).where(*where).order_by(TriggerRecord.next_run, TriggerRecord.id)
     records = session.scalars(due.limit(FIRED_TOGETHER_MAX).with_for_update()).all()
-    for record in records:
+    for record in sorted(records, key=lambda one: one.pipeline_id):
         trigger = trigger_of(record)
         for instant in trigger.due(record.looked_at, now):
             if trigger.may_begin(instant):
@@ -113,7 +121,8 @@ def fire_due(session: Session, now: datetime) -> int:
 def fire_ends(session: Session, now: datetime) -> None:
     """Begin the runs of dependency triggers whose other pipeline has ended a run."""
     where = (TriggerRecord.enabled, TriggerRecord.trigger_type == TriggerType.DEPENDENCY.value)
-    for record in session.scalars(select(TriggerRecord).where(*where).with_for_update()).all():
+    found = select(TriggerRecord).where(*where).order_by(TriggerRecord.pipeline_id, TriggerRecord.id)
+    for record in session.scalars(found.with_for_update()).all():
         trigger = trigger_of(record)
         since = max(record.created_at, record.looked_at - ENDS_SLACK)
         ended = (
@@ -128,25 +137,103 @@ def fire_ends(session: Session, now: datetime) -> None:
     session.flush()
 
 
-def fire_event(session: Session, tenants: Sequence[str] | None, event: Mapping[str, Any], now: datetime) -> list[str]:
+def fire_event(session: Session, tenants: Sequence[str] | None, event: Event, now: datetime) -> list[str]:
     """Begin the runs that an event begins in some tenants, None for all; return their ids."""
-    where = [TriggerRecord.enabled, TriggerRecord.topic == event["event.type"]]
+    where = [TriggerRecord.enabled, TriggerRecord.topic.in_(topics_of(event["event.type"]))]
     if tenants is not None:
         where.append(PipelineRecord.tenant_id.in_(tenants))
-    found = select(TriggerRecord).join(PipelineRecord).where(*where).order_by(TriggerRecord.id)
+    # in the order of pipelines, as their records are locked: two events at once do not wait for each other
+    found = select(TriggerRecord).join(PipelineRecord).where(*where)
     begun: list[str] = []
-    for record in session.scalars(found).all():
-        trigger = trigger_of(record)
-        if trigger.trigger_type is TriggerType.EVENT and trigger.takes(event) and trigger.may_begin(now):
-            try:
-                inputs = trigger.inputs_of(event)
-            except (ExpressionFailed, ExpressionInvalid) as error:
-                record.last_message = bounded(str(error))
-                continue
-            key = f"{event['event.source']} {event['event.id']}"
-            begun += _begin(session, record, f"event {event['event.type']}", key, inputs, now)
+    for record in session.scalars(found.order_by(TriggerRecord.pipeline_id, TriggerRecord.id)).all():
+        begun += _take_event(session, record, event, now)
     session.flush()
     return begun
+
+
+def fire_jobs(session: Session, after: int, now: datetime) -> int | None:
+    """Begin the runs of event triggers whose jobs entered a state; return where to go on, None if there are no more.
+
+    A job of the trigger's own pipeline begins none: its failure would begin the next one for ever.
+    """
+    where = (TriggerRecord.enabled, TriggerRecord.topic.startswith(OWN, autoescape=True))
+    waiting = select(TriggerRecord, PipelineRecord).join(PipelineRecord).where(*where)
+    found = session.execute(waiting.order_by(TriggerRecord.pipeline_id, TriggerRecord.id)).all()
+    if not found:
+        forget_mark(session)
+        return None
+    entries, following = new_entries(session, after, now)
+    for record, owner in found:
+        for entry in entries:
+            is_known = entry.job.tenant_id == owner.tenant_id and owner.project_id in (None, entry.job.project_id)
+            if is_known and entry.at >= record.looked_at and entry.job.document.get("source_id") != owner.id:
+                _take_event(session, record, entry.event, now)
+    session.flush()
+    return following
+
+
+def _take_event(session: Session, record: TriggerRecord, event: Event, now: datetime) -> list[str]:
+    """Begin the run that an event begins by one trigger; return its id."""
+    trigger = trigger_of(record)
+    if not (trigger.takes(event) and trigger.may_begin(now)):
+        return []
+    key = f"{event['event.source']} {event['event.id']}"
+    try:
+        if trigger.threshold is not None and not _crosses(session, record, trigger.threshold, event, key):
+            return []
+        inputs = trigger.inputs_of(event)
+    except (ExpressionFailed, ExpressionInvalid) as error:
+        record.last_message = bounded(str(error))
+        return []
+    return _begin(session, record, f"event {event['event.type']}", key, inputs, now)
+
+
+def _crosses(session: Session, record: TriggerRecord, threshold: Threshold, event: Event, key: str) -> bool:
+    """Return whether the number in an event crosses the limit; an event that comes again changes nothing.
+
+    Raises ExpressionFailed.
+    """
+    session.refresh(record, with_for_update=True)
+    seen, digest = record.memory.get("seen", []), sha256(key.encode()).hexdigest()[:16]
+    if digest in seen:
+        return False
+    fires, is_armed = threshold.judged(threshold.number_of(event), is_armed=record.memory.get("armed", True))
+    record.memory = {"armed": is_armed, "seen": [*seen, digest][-SEEN_MAX:]}
+    return fires
+
+
+def fire_metrics(session: Session, now: datetime) -> None:
+    """Begin the runs of thresholds whose metric of the service crosses its limit."""
+    where = (
+        TriggerRecord.enabled,
+        TriggerRecord.trigger_type == TriggerType.THRESHOLD.value,
+        TriggerRecord.topic.is_(None),
+    )
+    found = select(TriggerRecord).where(*where).order_by(TriggerRecord.pipeline_id, TriggerRecord.id)
+    for record in session.scalars(found.with_for_update()).all():
+        trigger, memory = trigger_of(record), record.memory
+        threshold = trigger.threshold
+        if threshold is None or threshold.metric is None or not trigger.may_begin(now):
+            continue
+        number = metric_of(session, threshold.metric, get_pipeline(session, record.pipeline_id), now)
+        fires, is_armed = threshold.judged(number, is_armed=memory.get("armed", True))
+        crossings = memory.get("crossings", 0) + fires
+        record.memory = {"armed": is_armed, "crossings": crossings}
+        if fires:
+            told = {"metric": threshold.metric.value, "value": number}
+            event = {f"event.{name}": "" for name in ("id", "source", "type", "subject")} | {"event.data": told}
+            _begin_by_metric(session, record, event, f"crossing {crossings}", now)
+    session.flush()
+
+
+def _begin_by_metric(session: Session, record: TriggerRecord, event: Event, key: str, now: datetime) -> None:
+    told = event["event.data"]
+    try:
+        inputs = trigger_of(record).inputs_of(event)
+    except (ExpressionFailed, ExpressionInvalid) as error:
+        record.last_message = bounded(str(error))
+        return
+    _begin(session, record, f"{told['metric']} is {told['value']:g}", key, inputs, now)
 
 
 def fire_webhook(session: Session, trigger_id: str, delivery: str, now: datetime) -> list[str]:

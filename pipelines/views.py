@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from atoll.pipelines.words import RunState, SkipCause, StepState
-from pipelines.records import PipelineRecord, RunRecord, StepRecord
+from pipelines.notifying import MessageState
+from pipelines.records import MessageRecord, PipelineRecord, RunRecord, StepRecord
 
 
 class PipelineView(BaseModel):
@@ -66,6 +67,24 @@ class RunView(BaseModel):
     steps: list[StepView]
 
 
+class MessageView(BaseModel):
+    """What a notification step sent to one recipient."""
+
+    step: str
+    channel: str
+    recipient: str
+    status: Annotated[MessageState, Field(description="how the last attempt ended")]
+    attempt: Annotated[int, Field(description="try of the step that it was")]
+    error: str
+    at: datetime
+
+
+class MessageListView(BaseModel):
+    """What the notification steps of a run sent."""
+
+    items: list[MessageView]
+
+
 class RunListView(BaseModel):
     """One page of runs, newest first."""
 
@@ -106,6 +125,19 @@ def run_view(record: RunRecord, steps: Sequence[StepRecord] = ()) -> RunView:
         started_at=record.started_at,
         completed_at=record.ended_at,
         steps=[_step_view(one) for one in steps],
+    )
+
+
+def message_view(record: MessageRecord) -> MessageView:
+    """Return the response for a message."""
+    return MessageView(
+        step=record.key,
+        channel=record.channel,
+        recipient=record.recipient,
+        status=MessageState(record.state),
+        attempt=record.attempt,
+        error=record.error,
+        at=record.at,
     )
 
 

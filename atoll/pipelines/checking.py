@@ -72,7 +72,7 @@ def templates_of(step: PipelineStep, settings: Any) -> Mapping[str, Any]:  # noq
         case StepType.FUNCTION:
             return {"parameters": settings.parameters}
         case StepType.NOTIFICATION:
-            return {"template": settings.template, "data": settings.data}
+            return {"template": settings.template, "data": settings.data, "subject": settings.subject}
         case StepType.LOOP if isinstance(settings.items, list):
             return {"items": settings.items}
         case _:

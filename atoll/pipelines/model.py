@@ -20,6 +20,7 @@ PARALLEL_MAX: Final = 64
 ITEMS_MAX: Final = 1000
 
 _UNITS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 
 
@@ -91,12 +92,24 @@ class FunctionConfig(JobPart):
 
 
 class NotificationConfig(JobPart):
-    """Config of a notification step."""
+    """Config of a notification step. Recipients are URLs, or addresses of mail."""
 
     channel: Annotated[str, Field(pattern=r"^(slack|email|webhook)$")]
     template: Annotated[str, Field(min_length=1, max_length=4096)]
     recipients: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=2048)], ...], Field(max_length=16)]
     data: Annotated[dict[str, Any], Field(max_length=ENTRIES_MAX)] = Field(default_factory=dict)
+    subject: Annotated[str | None, Field(min_length=1, max_length=1024, description="of a mail")] = None
+
+    @model_validator(mode="after")
+    def check(self) -> "NotificationConfig":
+        """Refuse recipients of mail that are no addresses, and a subject of what is no mail."""
+        if self.channel == "email":
+            wrong = [one for one in self.recipients if not _ADDRESS.fullmatch(one)]
+            if wrong:
+                raise ValueError(f"recipients has {wrong[0]!r}, which is no address; write one such as ann@example.com")
+        elif self.subject is not None:
+            raise ValueError("subject belongs to channel email; remove it")
+        return self
 
 
 class ConditionConfig(JobPart):

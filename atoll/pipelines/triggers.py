@@ -3,7 +3,7 @@
 Reads no clock and no network: instants, events and ends of runs are arguments.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from itertools import islice, takewhile
@@ -14,6 +14,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import Field, field_validator, model_validator
 
 from atoll.jobs.base import Flag, JobPart
+from atoll.pipelines.events import EVENT_NAMES, Event, topics_of
 from atoll.pipelines.expressions import (
     ExpressionFailed,
     ExpressionInvalid,
@@ -23,18 +24,12 @@ from atoll.pipelines.expressions import (
     source_of,
 )
 from atoll.pipelines.model import ENTRIES_MAX, StepName
+from atoll.pipelines.thresholds import Threshold
 from atoll.pipelines.words import RunState
 
 MADE_UP_MAX: Final = 100
 """Missed instants that are made up, the newest ones."""
 WINDOWS_MAX: Final = 16
-EVENT_NAMES: Final = {
-    "event.id": ValueType.TEXT,
-    "event.source": ValueType.TEXT,
-    "event.type": ValueType.TEXT,
-    "event.subject": ValueType.TEXT,
-    "event.data": ValueType.ANY,
-}
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
@@ -46,6 +41,7 @@ class TriggerType(StrEnum):
     EVENT = "event"
     WEBHOOK = "webhook"
     DEPENDENCY = "dependency"
+    THRESHOLD = "threshold"
 
 
 class MissedRuns(StrEnum):
@@ -95,10 +91,14 @@ class PipelineTrigger(JobPart):
     timezone: Annotated[str, Field(max_length=64)] = "UTC"
     cron_expression: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     missed: MissedRuns = MissedRuns.SKIP
-    event_topic: Annotated[str | None, Field(min_length=1, max_length=256, description="type of the CloudEvent")] = None
+    event_topic: Annotated[
+        str | None,
+        Field(min_length=1, max_length=256, description="type of the event, or its beginning to a dot or colon and *"),
+    ] = None
     event_filter: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
     depends_on_pipeline_id: Annotated[str | None, Field(min_length=36, max_length=36)] = None
     depends_on_job_status: WantedEnd = WantedEnd.SUCCEEDED
+    threshold: Threshold | None = None
 
     @field_validator("timezone")
     @classmethod
@@ -115,20 +115,26 @@ class PipelineTrigger(JobPart):
         """Refuse what the trigger's type does not have, expressions that cannot be used, and what it lacks."""
         for field, of in (
             ("cron_expression", TriggerType.CRON),
-            ("event_topic", TriggerType.EVENT),
             ("depends_on_pipeline_id", TriggerType.DEPENDENCY),
+            ("threshold", TriggerType.THRESHOLD),
         ):
             if (getattr(self, field) is not None) != (self.trigger_type is of):
                 raise ValueError(f"{field} belongs to triggers of type {of}; give it to these alone")
+        if (self.event_topic is not None) != self._takes_events():
+            raise ValueError("event_topic belongs to events, and to thresholds of a value; give it to these alone")
         if self.cron_expression is not None:
             check_cron(self.cron_expression)
         if self.event_filter is not None:
             self._check_filter(self.event_filter)
         return self
 
+    def _takes_events(self) -> bool:
+        with_value = self.threshold is not None and self.threshold.value is not None
+        return self.trigger_type is TriggerType.EVENT or with_value
+
     def _check_filter(self, text: str) -> None:
-        if self.trigger_type is not TriggerType.EVENT:
-            raise ValueError("event_filter belongs to triggers of type event; give it to these alone")
+        if not self._takes_events():
+            raise ValueError("event_filter belongs to triggers with an event_topic; give it to these alone")
         try:
             found = compiled(source_of(text), EVENT_NAMES)
         except ExpressionInvalid as error:
@@ -168,9 +174,9 @@ class PipelineTrigger(JobPart):
         local = after.astimezone(ZoneInfo(self.timezone))
         return (one.astimezone(UTC) for one in CronSim(self.cron_expression, local))
 
-    def takes(self, event: Mapping[str, Any]) -> bool:
-        """Return whether an event begins a run; a filter without a value does not hold."""
-        if event["event.type"] != self.event_topic:
+    def takes(self, event: Event) -> bool:
+        """Return whether an event is for this trigger; a filter without a value does not hold."""
+        if self.event_topic not in topics_of(event["event.type"]):
             return False
         try:
             return self.event_filter is None or (
@@ -179,7 +185,7 @@ class PipelineTrigger(JobPart):
         except ExpressionFailed:
             return False
 
-    def inputs_of(self, event: Mapping[str, Any]) -> dict[str, Any]:
+    def inputs_of(self, event: Event) -> dict[str, Any]:
         """Return the inputs of a run that an event begins. Raises ExpressionFailed, ExpressionInvalid."""
         return {name: filled(value, EVENT_NAMES, event) for name, value in self.inputs.items()}
 

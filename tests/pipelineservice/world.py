@@ -13,12 +13,13 @@ from atoll.pipelines.words import RunState
 from atoll.service.clock import SystemClock
 from jobs.database import Database
 from jobs.records import JobRecord
+from jobs.settings import JobServiceSettings
 from jobs.store import take_step
 from pipelines.engine import PipelineEngine
 from pipelines.outgoing import OutgoingClient
 from pipelines.performing import Function, StepParts
 from pipelines.store import RunRequest, apply_pipeline, create_run, get_run, steps_of
-from tests.jobservice.service import JobService
+from tests.jobservice.service import SETTINGS, JobService
 from tests.pipelines.made import pipeline
 
 TENANT = "acme"
@@ -52,14 +53,21 @@ def play_jobs(session: Session, held: frozenset[str] = frozenset(), fails: froze
 class EngineWorld:
     """A database, an engine over it, and played jobs."""
 
-    def __init__(self, database: Database, url: str, functions: Mapping[str, Function] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        url: str,
+        functions: Mapping[str, Function] | None = None,
+        *,
+        settings: JobServiceSettings = SETTINGS,
+    ) -> None:
         self.database = database
         self.url = url
         self.clock = SystemClock()
         self.held: frozenset[str] = frozenset()
         self.fails: frozenset[str] = frozenset()
         self.parts = StepParts(
-            api=JobService(database).app.state.parts,
+            api=JobService(database, settings=settings).app.state.parts,
             outgoing=OutgoingClient(allowed=("127.0.0.1",)),
             functions={"echo": lambda parameters, _key: dict(parameters)} | dict(functions or {}),
             clock=self.clock,

@@ -1,0 +1,166 @@
+"""Notification steps: mail through a real server, each recipient once, and what was sent can be read."""
+
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.service.clock import SystemClock
+from jobs.database import Database, opened
+from jobs.settings import JobServiceSettings
+from pipelines.api import PIPELINES, add_pipelines
+from pipelines.mail import Mail, Mailer
+from pipelines.outgoing import CallFailed, CallRefused
+from pipelines.records import migrate_pipelines
+from pipelines.serving import registered_functions
+from tests.jobservice.service import JobService
+from tests.pipelines.made import RUNNERS, parsed, step
+from tests.pipelineservice.mail_server import MailServer
+from tests.pipelineservice.world import EngineWorld
+from tests.service.certificates import Authority
+
+BASE = {"access": "/nowhere", "mail_host": "127.0.0.1", "mail_from": "atoll@mail.test", "mail_domains": ["example.com"]}
+TO_ANN = Mail("ann@example.com", "done", "all good\n", "key", SystemClock().now())
+
+
+def settings(server: MailServer, **fields: Any) -> JobServiceSettings:
+    """Return settings that name a server."""
+    return JobServiceSettings.model_validate(BASE | {"mail_port": server.port, "mail_tls": "none"} | fields)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """Yield a database with tables."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    found = opened(url)
+    migrate_pipelines(url)
+    yield found
+    found.close()
+
+
+async def test_a_mail_is_encrypted_and_authenticated(tmp_path: Path) -> None:
+    """With the password of a file, after STARTTLS; without a certificate that is trusted nothing is sent."""
+    authority, password = Authority("test"), tmp_path / "password"
+    authority.issue("mail", tmp_path / "tls.crt", tmp_path / "tls.key")
+    authority.write_certificate(tmp_path / "ca.crt")
+    password.write_text("sesame\n")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    async with MailServer(tls=context, user=("atoll", "sesame")).serving() as server:
+        fields = {"mail_tls": "starttls", "mail_user": "atoll", "mail_password": password}
+        mailer = Mailer(settings(server, mail_ca=tmp_path / "ca.crt", **fields))
+        await mailer.send(TO_ANN)
+        await mailer.send(TO_ANN)
+        with pytest.raises(CallFailed, match="certificate"):
+            await Mailer(settings(server, **fields)).send(TO_ANN)
+        password.write_text("other")
+        with pytest.raises(CallFailed, match="535"):
+            await mailer.send(TO_ANN)
+
+    first, second = server.mails
+    assert (first["To"], first["From"], first["Subject"]) == ("ann@example.com", "atoll@mail.test", "done")
+    assert first.get_content().splitlines() == ["all good"]
+    assert first["Message-ID"] == second["Message-ID"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [("451 try later", CallFailed), ("550 no such user", CallRefused)], ids=["later", "never"]
+)
+async def test_the_servers_answer_decides_whether_a_retry_helps(answer: str, error: type[Exception]) -> None:
+    """And it is told."""
+    async with MailServer().serving() as server:
+        server.refusals.append(answer)
+        with pytest.raises(error, match=answer):
+            await Mailer(settings(server)).send(TO_ANN)
+
+
+async def test_no_mail_leaves_for_other_places() -> None:
+    """Not without a server, to other domains, or with headers in a subject; a dead server is worth a retry."""
+    with pytest.raises(CallRefused, match="no mail server is configured"):
+        await Mailer(JobServiceSettings.model_validate({"access": "/nowhere"})).send(TO_ANN)
+    async with MailServer().serving() as server:
+        with pytest.raises(CallRefused, match="mail_domains does not name"):
+            await Mailer(settings(server, mail_domains=["other.org"])).send(TO_ANN)
+        evil = Mail("ann@example.com", "a\r\nBcc: eve@example.com", "x", "k", TO_ANN.at)
+        await Mailer(settings(server)).send(evil)
+    assert server.mails[0]["Bcc"] is None
+    assert server.mails[0]["Subject"] == "a Bcc: eve@example.com"
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        server.port = unused.getsockname()[1]
+        with pytest.raises(CallFailed, match="mail server 127"):
+            await Mailer(settings(server)).send(TO_ANN)
+
+
+async def test_a_step_mails_each_recipient_once_and_tries_again(database: Database, tmp_path: Path) -> None:
+    """The second try tells only whom the first did not reach; the API shows what was sent, to whoever sees the run."""
+    async with MailServer().serving() as server:
+        server.refusals += ["250 fine", "451 try later"]
+        world = EngineWorld(database, f"sqlite:///{tmp_path}/jobs.db", settings=settings(server))
+        config = {
+            "channel": "email",
+            "subject": "run ${run.pipeline}",
+            "template": "It has ${steps.a.state}.",
+            "recipients": ["ann@example.com", "bob@example.com", "eve@other.org"],
+            "data": {"epochs": "${inputs.n}"},
+        }
+        retry = {"max_retries": 1, "delay": "1s"}
+        async with world.leading():
+            steps = step("a"), step("tell", "a", kind="notification", config=config, retry=retry)
+            run_id = await world.begin(*steps, inputs={"n": 3})
+            state, message = await world.until_ended(run_id)
+
+    assert (state, message) == (
+        "failed",
+        "step tell failed: eve@other.org is in a domain that mail_domains does not name",
+    )
+    assert [mail["To"] for mail in server.mails] == ["ann@example.com", "bob@example.com"]
+    assert {mail["Subject"] for mail in server.mails} == {"run nightly"}
+    assert server.mails[0].get_content().splitlines() == ["It has succeeded.", "epochs: 3"]
+    async with JobService.of(database) as service:
+        add_pipelines(service.app, registered_functions(), RUNNERS)
+        pipeline_id = (await service.call("GET", PIPELINES)).json()["items"][0]["id"]
+        path = f"{PIPELINES}/{pipeline_id}/executions/{run_id}/deliveries"
+        items = (await service.call("GET", path)).json()["items"]
+        assert (await service.call("GET", path, by="eve/others")).status_code == 404
+    told = [(one["step"], one["recipient"], one["status"], one["attempt"]) for one in items]
+    assert told == [
+        ("tell", "ann@example.com", "sent", 1),
+        ("tell", "bob@example.com", "sent", 2),
+        ("tell", "eve@other.org", "failed", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"recipients": ["ann"]}, "is no address"),
+        ({"recipients": ["ann@example.com\r\nBcc: eve@example.com"]}, "is no address"),
+        ({"subject": "${inputs.x}"}, "config.subject"),
+        ({"channel": "webhook", "subject": "x"}, "subject belongs to channel email"),
+    ],
+)
+def test_mistakes_of_mail_are_told_when_the_pipeline_is_applied(changes: dict[str, Any], told: str) -> None:
+    """With the step."""
+    config = {"channel": "email", "template": "x", "recipients": ["ann@example.com"]} | changes
+    problems = [str(one) for one in parsed(step("tell", kind="notification", config=config)).problems]
+
+    assert any(told in one and "steps.tell" in one for one in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"mail_domains": []}, "mail_from and mail_domains"),
+        ({"mail_user": "a"}, "belong together"),
+        ({"mail_user": "a", "mail_password": "/p", "mail_tls": "none"}, "in clear"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], told: str) -> None:
+    """Before anything is sent."""
+    with pytest.raises(ValueError, match=told):
+        JobServiceSettings.model_validate(BASE | changes)
