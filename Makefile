@@ -21,8 +21,8 @@ help: ## Show this text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Use it
-demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch it work (KEEP=1 leaves it running)
-	@$(BIN)/python -m devcluster.demo $(if $(filter 1,$(KEEP)),--keep)
+demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch it work (KEEP=1 leaves it running; PLAY=jobs: the job service on two clusters)
+	@$(BIN)/python -m devcluster.demo $(if $(PLAY),--play $(PLAY)) $(if $(filter 1,$(KEEP)),--keep)
 
 binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them, Helm among it, into the cache; once, about 20 minutes
 	@$(BIN)/python -m devcluster.build kwok helm s3

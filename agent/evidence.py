@@ -36,10 +36,12 @@ UUIDS_TOTAL_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """The kubelet's pod list: every pod that it may run, and those with a running container."""
+    """The kubelet's pod list: every pod that it may run, those with a running container, and those that it has from
+    files of the machine. The kubelet itself writes where a pod is from."""
 
     listed: frozenset[str]
     running: frozenset[str]
+    static: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +169,18 @@ def collect_evidence(
     last_live = frozenset(pod.uid for pod in last if pod.live)
     live = _live(cgroups, kubelet, last_empty) if cgroups and live_read else last_live
     listed = kubelet.listed if kubelet else frozenset(pod.uid for pod in last if pod.kubelet)
+    static = kubelet.static if kubelet else frozenset(pod.uid for pod in last if pod.static)
     users = frozenset(gpu_users)
     told = ((live | listed) - inventory.plain) | users
     order = sorted(told, key=lambda uid: (uid not in inventory.with_gpus, uid))
     uuids_max = min(UUIDS_MAX, UUIDS_TOTAL_MAX // max(1, min(len(order), PODS_MAX)))
     pods = tuple(
         PodEvidence(
-            uid=uid, live=uid in live, kubelet=uid in listed, uuids=tuple(sorted(gpu_users.get(uid, ())))[:uuids_max]
+            uid=uid,
+            live=uid in live,
+            kubelet=uid in listed,
+            static=uid in static,
+            uuids=tuple(sorted(gpu_users.get(uid, ())))[:uuids_max],
         )
         for uid in order[:PODS_MAX]
     )
@@ -184,7 +191,7 @@ def collect_evidence(
         kubelet_read=kubelet is not None and fits,
         seen=live | listed | users,
         empty=cgroups.empty - kubelet.listed if cgroups and kubelet else frozenset(),
-        terminating=((told - inventory.present) | (inventory.unproven & live)) & inventory.with_gpus,
+        terminating=((told - inventory.present - static) | (inventory.unproven & live)) & inventory.with_gpus,
         processes_read=not use.unread,
         uses_unread=tuple(sorted(use.unread))[:DEVICES_MAX],
         host_uses=_host_uses(use, tuple(last_host)),

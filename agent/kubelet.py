@@ -81,8 +81,13 @@ class _Status(msgspec.Struct, rename="camel"):
     container_statuses: list[_ContainerStatus] | None = None
 
 
+class _Annotations(msgspec.Struct):
+    source: str = msgspec.field(name="kubernetes.io/config.source", default="api")
+
+
 class _Metadata(msgspec.Struct):
     uid: str
+    annotations: _Annotations | None = None
 
 
 class _Pod(msgspec.Struct):
@@ -117,6 +122,7 @@ class PodListReader:
         self._items = ItemSplitter()
         self._listed: set[str] = set()
         self._running: set[str] = set()
+        self._static: set[str] = set()
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes. Raises ListTooLarge and msgspec.MsgspecError."""
@@ -124,6 +130,8 @@ class PodListReader:
             pod = _decode_pod(item)
             if not _is_over(pod.status):
                 self._listed.add(pod.metadata.uid)
+            if pod.metadata.annotations is not None and pod.metadata.annotations.source != "api":
+                self._static.add(pod.metadata.uid)
             if any(one.state.running is not None for one in pod.status.container_statuses or ()):
                 self._running.add(pod.metadata.uid)
 
@@ -133,7 +141,9 @@ class PodListReader:
             head = _decode_head(bytes(self._items.head))
         except msgspec.MsgspecError:
             return None
-        return KubeletReading(frozenset(self._listed), frozenset(self._running)) if head.kind == "PodList" else None
+        if head.kind != "PodList":
+            return None
+        return KubeletReading(frozenset(self._listed), frozenset(self._running), frozenset(self._static))
 
 
 def _is_over(status: _Status) -> bool:

@@ -21,9 +21,11 @@ from atoll.api.node_status import GONE_MAX, GoneMachine, GpuNodeStatus
 from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease, parse_lease
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, newest_sequence, phase_of, sign_of_life
-from atoll.cluster.objects import Lease, Node, decode_lease, decode_node, decode_pod
+from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.reports import silence_seconds_max
+from atoll.cluster.unknown_pods import unknown_pods
 from atoll.kube import patches, paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound
@@ -33,6 +35,8 @@ from atollctl.sentences import sentence
 
 STATUS_REFUSED = 2
 ATTEMPTS_MAX = 5
+RENEWAL_SECONDS = 3.0
+"""An agent has reported the end of a pod by then."""
 RELEASER_ROLE = "the ClusterRole atoll-machine-releaser"
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 COLUMNS = ("NODE", "STANDS", "GPUS", "LEASES", "IN DOUBT", "REASON", "MOVES ON BY")
@@ -264,7 +268,25 @@ async def _refusals(
     found = ClusterSnapshot(
         "", nodes=tuple(nodes), pods=tuple(pods.items), reports=tuple(reports), leases=tuple(leases)
     )
-    return ledger_of(found).uncounted
+    ledger = ledger_of(found)
+    unknown = _unknown_pods(reports, pods.items, ledger)
+    if unknown:
+        await asyncio.sleep(RENEWAL_SECONDS)
+        renewed = await client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json)
+        unknown &= _unknown_pods(renewed.items, pods.items, ledger)
+    return {**ledger.uncounted, **{node: names.REJECT_UNKNOWN_POD for node, _ in unknown}}
+
+
+def _unknown_pods(reports: Iterable[GpuNodeStatus], found: Iterable[Pod], ledger: Ledger) -> frozenset[tuple[str, str]]:
+    """Return node and uid of pods that a kubelet runs and nobody knows. A pod that has just ended looks so until the
+    agent's next report."""
+    by_uid = {pod.metadata.uid: pod for pod in found}
+    return frozenset(
+        (report.metadata.name, entry.uid)
+        for report in reports
+        for entry in (report.status.pods if report.status is not None else ())
+        if entry.kubelet and entry.uid in unknown_pods(report, by_uid, ledger)
+    )
 
 
 def _held(leases: Iterable[Lease]) -> Iterable[tuple[str, str, bool]]:

@@ -1,4 +1,4 @@
-"""Fenced API calls on a pod: live look-up, eviction with its notice, and the annotation that keeps GPUs for it.
+"""Fenced API calls on a pod: live look-up, a fence, eviction with its notice, and the annotation that keeps GPUs.
 
 A cache is not proof enough for a release, so that a look-up asks the API server. Atoll ends pods of others through the
 eviction API alone, so that their disruption budgets hold. A pod that is gone, or replaced by a namesake, is no error.
@@ -20,7 +20,7 @@ from atoll.cluster.soft_reservations import SoftReservation
 from atoll.kube import paths
 from atoll.kube.api import Api
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
-from atoll.kube.patches import eviction, merge_patch
+from atoll.kube.patches import STRATEGIC_MERGE_PATCH, eviction, merge_patch
 from controllers.context import Context
 
 log = structlog.get_logger(__name__)
@@ -96,6 +96,35 @@ async def look_up(api: Api, holder: Holder) -> PodLookup:
 def _escape(name: str) -> str:
     """Escape what has a meaning in a field selector: the name stands on a Lease, which anybody may have written."""
     return name.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+
+
+async def move(context: Context, holder: Holder, *, generation: int) -> Pod | None:
+    """Write a value that the pod never had, so that no write that was prepared before lands; return the pod as that
+    left it, None when it is gone. A pod that takes no annotation gets a condition. Raises KubeError.
+
+    `generation`: the version of a Lease or pod that is newer than every earlier fence of this pod.
+    """
+    path = paths.pods(holder.namespace, holder.name)
+    try:
+        try:
+            body = merge_patch(uid=holder.uid, annotations={names.WOKEN: str(generation)})
+            return decode_pod(await context.api.patch(path, body))
+        except (Forbidden, Invalid) as error:
+            body = merge_patch(uid=holder.uid, status={"conditions": [_refusal(context, generation, error)]})
+            path = paths.pods(holder.namespace, holder.name, "status")
+            return decode_pod(await context.api.patch(path, body, content_type=STRATEGIC_MERGE_PATCH))
+    except (NotFound, Conflict):
+        return None
+
+
+def _refusal(context: Context, generation: int, error: ApiError) -> dict[str, str]:
+    return {
+        "type": names.POD_TAKES_WRITES,
+        "status": "False",
+        "reason": names.REASON_WRITE_REFUSED,
+        "message": f"reserved GPUs were given back ({generation}); annotation {names.WOKEN} refused: {error.message}",
+        "lastTransitionTime": context.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
 
 
 async def evict_with_notice(context: Context, pod: Pod) -> bool:

@@ -27,6 +27,7 @@ from devcluster.paths import cache_root
 from devcluster.system_programs import unpack_packages
 
 REFERENCE = "docker.io/library/atoll:0.1.0"
+TRAINER = "localhost/trainer:1"
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "deploy" / "image" / "requirements.lock"
 PACKAGES = ("topology", "atoll", "extender", "webhook", "agent", "controllers", "jobs", "pipelines", "atollctl")
@@ -54,20 +55,39 @@ def write_atoll_image(
 ) -> None:
     """Write the archive of Atoll's image. Raises BuildError with what is missing and what to do."""
     folder = (cache or cache_root()) / "images"
+    system, packages = _system_layer(folder, report=report)
+    python = _python_version(packages)
+    layers = [
+        system,
+        _kept(folder, "libraries", f"{python} {LOCK.read_text()}", lambda: _library_tar(python), report=report),
+        compressed(_application_tar()),
+    ]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, assemble(reference, layers=layers, start=START))
+
+
+def write_trainer_image(target: Path, *, report: Report = report_to_stderr) -> None:
+    """Write the archive of a training's image: Debian's Python, the worker, and examples/worker/train.py, which it
+    starts. Raises BuildError."""
+    system, _packages = _system_layer(cache_root() / "images", report=report)
+    with tempfile.TemporaryDirectory(prefix="atoll-image-") as scratch:
+        worker = Path(scratch) / "worker"
+        shutil.copytree(ROOT / "worker", worker, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "examples" / "worker" / "train.py", scratch)
+        training = compressed(folder_tar(Path(scratch), below="opt/training"))
+    start = {"Cmd": ["python3", "train.py"], "WorkingDir": "/opt/training", "Env": ["PATH=/usr/bin:/bin"]}
+    write_whole(target, assemble(TRAINER, layers=[system, training], start=start))
+
+
+def _system_layer(folder: Path, *, report: Report) -> tuple[Layer, list[str]]:
+    """Return the layer with Debian's Python, and its packages."""
     folder.mkdir(parents=True, exist_ok=True)
     packages = system_packages()
     if not _find(folder, "system", "\n".join(packages)):
         # The package index of this machine may be empty, or list versions that the archive no longer has.
         subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
         packages = system_packages()
-    python = _python_version(packages)
-    layers = [
-        _kept(folder, "system", "\n".join(packages), lambda: _system_tar(packages), report=report),
-        _kept(folder, "libraries", f"{python} {LOCK.read_text()}", lambda: _library_tar(python), report=report),
-        compressed(_application_tar()),
-    ]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, assemble(reference, layers=layers, start=START))
+    return _kept(folder, "system", "\n".join(packages), lambda: _system_tar(packages), report=report), packages
 
 
 def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, report: Report) -> Layer:

@@ -21,6 +21,7 @@ from atoll.cluster.request_history import encode_past_asks, request_history_of
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
+from atoll.cluster.wakeups import may_nominate
 from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError
@@ -36,7 +37,7 @@ from extender.node_backoff import NodeBackoff
 from extender.nominations import Nominations
 from extender.pending_releases import PendingReleases
 from extender.reading import resolve_request
-from extender.victims import Preemptor, choose_victims
+from extender.victims import Preemptor, SparedVictims, choose_victims, fits_now
 from topology.demand import PRIOR, Demand
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -86,6 +87,7 @@ class ExtenderHandlers:
         self._judged = CachedVerdict("", b"", 0, PRIOR, None)
         self._endings = PendingReleases(parts.mirror.ledger, parts.clock)
         self._refusals = NodeBackoff(parts.clock)
+        self._spared = SparedVictims()
         parts.mirror.on_change(self._endings.observe)
         parts.mirror.on_change(self._refusals.observe)
         parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
@@ -155,6 +157,9 @@ class ExtenderHandlers:
         candidates = call.candidates()
         if not pods.is_gpu_pod(call.pod):
             return wire.preempt_reply(candidates)
+        if candidates and self._spares_victims(call.pod):
+            self._counted.preemptions.labels("spared").inc()
+            return wire.preempt_reply({})
         budgets = await self._parts.budgets() if candidates else DisruptionBudgets()
         chosen = choose_victims(
             candidates,
@@ -165,6 +170,18 @@ class ExtenderHandlers:
         )
         self._counted.preemptions.labels("helped" if chosen else "helpless").inc()
         return wire.preempt_reply(chosen)
+
+    def _spares_victims(self, pod: Pod) -> bool:
+        """Tell whether the pod fits on a node that kube-scheduler has not looked at, where a wake-up may send it."""
+        mirror = self._parts.mirror
+        nodes = {name: node for (_, name), node in mirror.nodes.store.items()}
+        if not may_nominate(pod, len(nodes)):
+            return False
+        feasible = self._judge(wire.FilterCall(pod, tuple(mirror.ledger.nodes))).feasible
+        now = self._parts.clock.monotonic_seconds()
+        return fits_now(pod, feasible, nodes, mirror.pods.store.values()) and self._spared.spares(
+            pod.metadata.uid, now_seconds=now
+        )
 
     def timed(self, verb: str, handler: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Wrap a verb: 503 until ready, 400 for a body that cannot be read."""

@@ -149,6 +149,7 @@ class Binder:
 
     async def _bind(self, call: BindCall, token: str, facts: structlog.typing.FilteringBoundLogger) -> None:
         """Reserve and post; a bind that was carried out before is left as it stands."""
+        restores_count = self._mirror.restores_count
         async with AsyncExitStack() as scope:
             async with self._turn():
                 pod = self._mirror.ledger.pods.get(call.pod_uid) or await read_pod(self._client, call)
@@ -159,7 +160,9 @@ class Binder:
                 if isinstance(request, Rejection):
                     raise BindRefused(f"{describe(pod)}: {request.reason}")
                 held = await scope.enter_async_context(self._reserver.reserved(pod, call.node, request, token))
-            held.standing = await post_binding(self._client, self._clock, held)
+            held.standing = await post_binding(
+                self._client, self._clock, held, lambda: self._mirror.restores_count != restores_count
+            )
         facts.info("Bound a pod", gpus=held.plan.allocation.device_ids, quality=round(held.plan.relative_quality, 3))
         self.observer(CompletedBind(str(request.ask.policy), held.plan.relative_quality, self._age_seconds(pod)))
 

@@ -36,9 +36,9 @@ def extender_metrics(metrics: Metrics) -> ExtenderMetrics:
         rejections=metrics.counter("rejections", "Nodes refused to pods, by the text", labels=("reason",)),
         preemptions=metrics.counter(
             "preemptions",
-            "Preempt calls, by whether any candidate node can help",
+            "Preempt calls: a candidate node can help, none can, or the pod fits elsewhere",
             labels=("outcome",),
-            values=("helped", "helpless"),
+            values=("helped", "helpless", "spared"),
         ),
         binds=metrics.counter("binds", "Bind calls, by outcome", labels=("outcome",), values=("bound", "failed")),
         quality=metrics.histogram(

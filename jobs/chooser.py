@@ -84,6 +84,10 @@ class ClusterChooser:
         offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace) for one in clusters))
         return choose_cluster(wish, offers)
 
+    async def look_at(self, cluster: RegisteredCluster) -> tuple[ClusterSnapshot | None, str]:
+        """Return the state of a cluster, or None and why it cannot be read."""
+        return await looked_at(cluster, self._source)
+
     async def impossible(self, cluster: RegisteredCluster, attributes: MlAttributes) -> str:
         """Return why the cluster, however idle, has no TPU slice for a job; empty if it has one, for other jobs, and
         while the cluster does not answer."""

@@ -117,14 +117,14 @@ def add_cluster_routes(app: FastAPI) -> None:
 
 async def list_all(parts: Parts, caller: Caller) -> ClusterListView:
     """List clusters with their health and free GPUs."""
-    found = [one for one in await parts.database.read(list_clusters) if _sees(caller, one)]
+    found = [one for one in await parts.database.read(list_clusters) if sees_cluster(caller, one)]
     return ClusterListView(items=[await _view(one, parts, caller) for one in found], total=len(found))
 
 
 async def show(cluster: Cluster, parts: Parts, caller: Caller) -> ClusterView:
     """Show a cluster."""
     known = await check_cluster(cluster, parts)
-    if not _sees(caller, known):
+    if not sees_cluster(caller, known):
         raise not_found(f"there is no cluster {shown(cluster)}")
     return await _view(known, parts, caller)
 
@@ -213,7 +213,8 @@ async def _remove_queues(cluster: str, parts: ApiParts) -> None:
         raise ApiRefusal(problem(503, "unavailable", "The cluster does not answer", detail)) from error
 
 
-def _sees(caller: JobCaller, cluster: RegisteredCluster) -> bool:
+def sees_cluster(caller: JobCaller, cluster: RegisteredCluster) -> bool:
+    """Return whether a caller may see a cluster."""
     scopes = seen_scopes(caller)
     if scopes is None:
         return True

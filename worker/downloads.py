@@ -16,26 +16,38 @@ from typing import Final
 from urllib.parse import urljoin, urlsplit
 
 from worker.errors import ModelRefused
+from worker.places import shown
 
 REDIRECTS_MAX: Final = 5
 SILENCE_SECONDS: Final = 30.0
 """Longest wait for the next bytes."""
 PIECE_BYTES: Final = 1024 * 1024
-_CARRIERS: Final = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 networks whose addresses contain an IPv4 address that a gateway would use."""
+_SPECIAL: Final = tuple(
+    map(
+        ip_network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+            *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+            "168.63.129.16/32",  # Azure's own services on every machine
+            *("::/3", "4000::/2", "8000::/1"),  # all but global unicast: NAT64, site-local and the like among them
+            *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+        ),
+    )
+)
+"""IANA's registries of special-purpose addresses, and what clouds use beside them. Networks whose IPv6 addresses carry
+an IPv4 address for a gateway (6to4, Teredo, NAT64) are among them."""
 
 
 def is_public(address: str) -> bool:
-    """True for an address of the public internet that does not embed another address."""
+    """True for an address of the public internet; an IPv4 address mapped into IPv6 is judged as itself."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
-    if any(found.version == network.version and found in network for network in _CARRIERS):
-        return False
-    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
+    return not any(found.version == network.version and found in network for network in _SPECIAL)
 
 
 @contextmanager
@@ -60,7 +72,7 @@ def download(
         finally:
             response.close()
             connection.close()
-    raise ModelRefused(f"{url} redirects more than {REDIRECTS_MAX} times")
+    raise ModelRefused(f"{shown(url)} redirects more than {REDIRECTS_MAX} times")
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
@@ -68,15 +80,15 @@ def _origin(url: str) -> tuple[str, str, int | None]:
     try:
         parts = urlsplit(url)
         return parts.scheme, (parts.hostname or "").rstrip("."), parts.port
-    except ValueError as error:
-        raise ModelRefused(f"{url[:200]!r} is no URL: {error}") from error
+    except ValueError:
+        raise ModelRefused(f"{shown(url)!r} is no URL: its host or port cannot be read") from None
 
 
 def _joined(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
-    except ValueError as error:
-        raise ModelRefused(f"{url[:200]!r} redirects to no URL: {error}") from error
+    except ValueError:
+        raise ModelRefused(f"{shown(url)!r} redirects to no URL") from None
 
 
 def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple[HTTPConnection, HTTPResponse]:
@@ -84,9 +96,11 @@ def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple
     parts, is_listed = urlsplit(url), not {host, f"{host}:{port}"}.isdisjoint(hosts)
     if not host or "@" in parts.netloc or not (scheme == "https" or (scheme == "http" and is_listed)):
         hint = "write https://HOST/PATH without a user; http:// is for hosts in ATOLL_MODEL_HOSTS"
-        raise ModelRefused(f"{url[:200]!r} is refused: {hint}")
+        raise ModelRefused(f"{shown(url)!r} is refused: {hint}")
     kind, standard = (HTTPSConnection, 443) if scheme == "https" else (HTTPConnection, 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise ModelRefused(f"{shown(url)!a} has other characters than a URL has: its server must encode them as %XX")
     try:
         with ExitStack() as unless_answered:
             connection = unless_answered.enter_context(closing(kind(host, port or standard)))
@@ -100,7 +114,7 @@ def _answer(url: str, hosts: Sequence[str], headers: Mapping[str, str]) -> tuple
             unless_answered.pop_all()
             return connection, response
     except HTTPException as error:
-        raise ConnectionError(f"{url[:200]}: {error!r}") from error
+        raise ConnectionError(f"{shown(url)}: {error!r}") from error
 
 
 def _connected(host: str, port: int, *, is_listed: bool) -> socket.socket:
@@ -122,7 +136,7 @@ def _connected(host: str, port: int, *, is_listed: bool) -> socket.socket:
 
 
 def _check_status(status: int, url: str) -> None:
-    told = f"{url[:200]}: the server answers {status}"
+    told = f"{shown(url)}: the server answers {status}"
     if status in (404, 410):
         raise FileNotFoundError(told)
     if status in (401, 403):
@@ -139,6 +153,6 @@ def _pieces(response: HTTPResponse, url: str) -> Iterator[bytes]:
             left = None if left is None else left - len(piece)
             yield piece
     except HTTPException as error:
-        raise ConnectionError(f"{url[:200]}: {error!r}") from error
+        raise ConnectionError(f"{shown(url)}: {error!r}") from error
     if left:
-        raise ConnectionError(f"{url[:200]} ended {left} bytes too early")
+        raise ConnectionError(f"{shown(url)} ended {left} bytes too early")

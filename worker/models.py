@@ -9,19 +9,20 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
 from worker.downloads import download
 from worker.errors import ModelMismatch, ModelRefused
-from worker.places import BUCKET, SEGMENT
+from worker.places import BUCKET, SEGMENT, shown
 
 CHECKSUM: Final = "ML_MODEL_CHECKSUM"
 URI: Final = "ML_MODEL_REGISTRY_URI"
@@ -32,12 +33,19 @@ HUB: Final = "HF_ENDPOINT"
 HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the variable's name
 CACHE_FOLDER: Final = "~/.cache/atoll/models"
 HUGGING_FACE: Final = "https://huggingface.co"
+MLFLOW: Final = "MLFLOW_TRACKING_URI"
+"""MLflow's own variable; it says whether the server of that name speaks TLS."""
+MLFLOW_TOKEN: Final = "MLFLOW_TRACKING_TOKEN"  # noqa: S105 - the variable's name
+ANSWER_BYTES_MAX: Final = 64 * 1024
 URI_LENGTH_MAX: Final = 1024
 WAIT_SECONDS: Final = 0.2
 BUCKETS: Final = ("s3", "gs", "az")
 
 _URI: Final = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9._:@\[\]-]*)/(?P<path>.+)")
+_HINTS: Final = "mlflow://SERVER/NAME/VERSION needs the name of a file beside; wandb:// needs wandb's own client"
 _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_MLFLOW: Final = re.compile(rf"mlflow://[^/]+/(?P<name>[^/]+)/(?P<version>{_NAME})")
+_SERVED: Final = re.compile(r"mlflow-artifacts:(//)?/(?P<path>[^/].*)")
 _HUB: Final = re.compile(rf"hf://(?P<name>{_NAME}(/{_NAME})?)(@(?P<revision>{_NAME}(/{_NAME})*))?")
 
 
@@ -74,9 +82,9 @@ def fetch_model(
 ) -> Path:
     """Return the path of a model's file that is verified as by `verify_model`, after fetching it if it is not cached.
 
-    uri: ML_MODEL_REGISTRY_URI if empty; file://, s3://, gs://, az://, https:// or hf://. file: its name below the URI,
-    which hf:// needs. A file:// is used where it lies. Processes that share a cache share one download. Raises
-    ModelMismatch, ModelRefused, TimeoutError, and errors of the network and the disk.
+    uri: ML_MODEL_REGISTRY_URI if empty; file://, s3://, gs://, az://, https://, hf:// or mlflow://. file: its name
+    below the URI, which the last two need. A file:// is used where it lies. Processes that share a cache share one
+    download. Raises ModelMismatch, ModelRefused, TimeoutError, and errors of the network and the disk.
     """
     uri = uri or variables.get(URI, "")
     url = _resolved(uri, file, variables)
@@ -94,7 +102,7 @@ def fetch_model(
         if _is_cached(target, variables):
             return target
         try:
-            with _source(url, variables, is_hub=uri.startswith("hf://")) as (size, pieces):
+            with _source(url, variables, _token(uri, variables)) as (size, pieces):
                 _write(partial, size, pieces, limits, deadline)
             verify_model(partial, variables)
             partial.rename(target)
@@ -117,7 +125,7 @@ def _is_cached(path: Path, variables: Mapping[str, str]) -> bool:
 
 def _resolved(uri: str, file: str, variables: Mapping[str, str]) -> str:
     """Return the URI of one file, that of hf:// as a URL. Raises ModelRefused."""
-    told = f"model URI {uri[:200]!r}"
+    told = f"model URI {shown(uri)!r}"
     whole = f"{uri.removesuffix('/')}/{file}" if file else uri
     found = _URI.fullmatch(whole)
     if len(whole) > URI_LENGTH_MAX or found is None:
@@ -125,38 +133,83 @@ def _resolved(uri: str, file: str, variables: Mapping[str, str]) -> str:
     wrong = [one for one in found["path"].split("/") if not SEGMENT.fullmatch(one)]
     if wrong:
         hint = "letters, digits and . _ = + @ ~ , - are taken, and no dot in front; name the file"
-        raise ModelRefused(f"{told} has a segment {wrong[0][:80]!r}: {hint}")
+        raise ModelRefused(f"{told} has a segment {shown(wrong[0])[:80]!r}: {hint}")
     scheme, authority = found["scheme"], found["authority"]
     if scheme == "hf":
         return _hub_url(uri, file, variables.get(HUB) or HUGGING_FACE)
+    if scheme == "mlflow" and authority and _MLFLOW.fullmatch(uri) and file:
+        return whole
     if scheme in BUCKETS and not BUCKET.fullmatch(authority):
         raise ModelRefused(f"{told} has no valid bucket or container: write {scheme}://BUCKET/FILE")
     if scheme not in ("file", "http", "https", *BUCKETS) or bool(authority) == (scheme == "file"):
-        raise ModelRefused(f"{told} must begin with file:///, s3://, gs://, az://, https:// or hf://")
+        raise ModelRefused(f"{told} must be file:///, s3://, gs://, az://, https://, hf:// or mlflow://; {_HINTS}")
     return whole if scheme != "file" else f"file:///{found['path']}"
 
 
 def _hub_url(uri: str, file: str, endpoint: str) -> str:
     found = _HUB.fullmatch(uri)
     if found is None or not file:
-        raise ModelRefused(f"model URI {uri[:200]!r} must be hf://ORG/NAME@REVISION, with the name of a file beside")
+        raise ModelRefused(f"model URI {shown(uri)!r} must be hf://ORG/NAME@REVISION, with the name of a file beside")
     revision = quote(found["revision"] or "main", safe="")
     return f"{endpoint.rstrip('/')}/{found['name']}/resolve/{revision}/{quote(file)}"
 
 
+def _token(uri: str, variables: Mapping[str, str]) -> str:
+    """Return the token for the host of a URI's registry, empty for none."""
+    variable = {"hf": HUB_TOKEN, "mlflow": MLFLOW_TOKEN}.get(uri.partition("://")[0])
+    return variables.get(variable, "") if variable else ""
+
+
 @contextmanager
-def _source(url: str, variables: Mapping[str, str], *, is_hub: bool) -> Iterator[tuple[int | None, Iterator[bytes]]]:
+def _source(url: str, variables: Mapping[str, str], token: str) -> Iterator[tuple[int | None, Iterator[bytes]]]:
     """Yield the size of a file, None if unknown, and its pieces."""
+    hosts = (variables.get(HOSTS) or "").split()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if url.startswith("mlflow://"):
+        server = _mlflow_server(url, variables)
+        url = _mlflow_artifact(url, server, hosts, headers)
+        headers = headers if url.startswith(f"{server}/") else {}
     scheme, _, path = url.partition("://")
     if scheme in BUCKETS:
         from worker.objects import connect
 
         yield connect(scheme).pieces(path)
         return
-    token = variables.get(HUB_TOKEN) if is_hub else None
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with download(url, hosts=(variables.get(HOSTS) or "").split(), headers=headers) as found:
+    with download(url, hosts=hosts, headers=headers) as found:
         yield found
+
+
+def _mlflow_server(url: str, variables: Mapping[str, str]) -> str:
+    """Return the URL of the server that a URI names."""
+    authority = url.removeprefix("mlflow://").partition("/")[0]
+    known = urlsplit(variables.get(MLFLOW, ""))
+    return f"{known.scheme if known.netloc == authority else 'https'}://{authority}"
+
+
+def _mlflow_artifact(url: str, server: str, hosts: Sequence[str], headers: Mapping[str, str]) -> str:
+    """Ask a server where a version of a model lies; return the URL of the file in it. Raises ModelRefused and errors of
+    the network."""
+    name, version, file = url.removeprefix("mlflow://").split("/", 3)[1:]
+    query = urlencode({"name": name, "version": version})
+    question = f"{server}/api/2.0/mlflow/model-versions/get-download-uri?{query}"
+    answer = bytearray()
+    with download(question, hosts=hosts, headers=headers) as (_, pieces):
+        for piece in pieces:
+            answer += piece
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise ModelRefused(f"{server} says more than {ANSWER_BYTES_MAX} bytes about {name} {version}")
+    try:
+        place = str(json.loads(answer)["artifact_uri"]).rstrip("/")
+    except (ValueError, LookupError, TypeError) as error:
+        raise ModelRefused(f"{server} does not say where {name} {version} lies: {bytes(answer[:200])!r}") from error
+    if found := _SERVED.fullmatch(place):
+        place = f"{server}/api/2.0/mlflow-artifacts/artifacts/{quote(found['path'])}"
+    found = _URI.fullmatch(f"{place}/{file}")
+    if found is None or found["scheme"] not in ("http", "https", *BUCKETS) or ".." in found["path"].split("/"):
+        raise ModelRefused(
+            f"{name} {version} lies at {place[:200]!r}, where it cannot be fetched: {server} must serve it"
+        )
+    return found.string
 
 
 def _write(path: Path, size: int | None, pieces: Iterator[bytes], limits: FetchLimits, deadline: float) -> None:

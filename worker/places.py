@@ -41,26 +41,35 @@ class Place:
         return is_same_bucket and other.path.startswith(self.path)
 
 
+def shown(url: str) -> str:
+    """Return a URL as errors may show it: a user, a query and a fragment can be credentials."""
+    scheme, separator, rest = url.partition("?")[0].partition("#")[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"[:200]
+
+
 def parse_place(uri: str) -> Place:
     """Return the place of a URI: `s3://bucket/run/`, `file:///checkpoints/`. Raises PlaceRefused."""
     if len(uri) > LENGTH_MAX:
         raise PlaceRefused(f"checkpoint URI of {len(uri)} characters: at most {LENGTH_MAX} are taken; shorten the path")
     found = _URI.fullmatch(uri)
     if found is None or found["scheme"] not in SCHEMES:
-        raise PlaceRefused(f"checkpoint URI {uri!r} is none of {', '.join(f'{one}://' for one in SCHEMES)}")
+        raise PlaceRefused(f"checkpoint URI {shown(uri)!r} is none of {', '.join(f'{one}://' for one in SCHEMES)}")
     if not uri.endswith("/"):
-        raise PlaceRefused(f"checkpoint URI {uri!r} names no folder: end it in a slash")
+        raise PlaceRefused(f"checkpoint URI {shown(uri)!r} names no folder: end it in a slash")
     scheme, bucket, path = found["scheme"], found["bucket"], found["path"]
     if scheme == "file" and (bucket or not path):
-        raise PlaceRefused(f"checkpoint URI {uri!r} names no folder of its own: write file:///FOLDER/")
+        raise PlaceRefused(f"checkpoint URI {shown(uri)!r} names no folder of its own: write file:///FOLDER/")
     if scheme != "file" and not BUCKET.fullmatch(bucket):
-        raise PlaceRefused(f"checkpoint URI {uri!r} has no valid bucket or container: write {scheme}://BUCKET/FOLDER/")
+        raise PlaceRefused(
+            f"checkpoint URI {shown(uri)!r} has no valid bucket or container: write {scheme}://BUCKET/FOLDER/"
+        )
     segments = path.split("/")[:-1]
     wrong = [segment for segment in segments if not SEGMENT.fullmatch(segment)]
     if wrong:
         raise PlaceRefused(
-            f"checkpoint URI {uri!r} has a segment {wrong[0]!r}: letters, digits and . _ = + @ ~ , - are taken, "
-            "and no dot in front"
+            f"checkpoint URI {shown(uri)!r} has a segment {shown(wrong[0])!r}: "
+            "letters, digits and . _ = + @ ~ , - are taken, and no dot in front"
         )
     return Place(scheme, bucket, path)
 
@@ -71,5 +80,5 @@ def allowed_place(uri: str, allowed: Iterable[str]) -> Place:
     prefixes = [parse_place(prefix) for prefix in allowed]
     if not any(prefix.holds(place) for prefix in prefixes):
         named = ", ".join(prefix.uri for prefix in prefixes) or "none"
-        raise PlaceRefused(f"checkpoint URI {uri!r} is on no allowed prefix; allowed: {named}")
+        raise PlaceRefused(f"checkpoint URI {shown(uri)!r} is on no allowed prefix; allowed: {named}")
     return place

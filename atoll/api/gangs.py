@@ -389,7 +389,11 @@ class GpuGangStatus(Model):
     needed: Annotated[int, Field(description="members needed to start", ge=0)] = 0
     admissions: Annotated[int, Field(ge=0, description="how often the gang was admitted")] = 0
     admission: Annotated[
-        str, Field(description="id of the admission; members carry it as an annotation", max_length=64)
+        str,
+        Field(
+            description="id of the admission, or of the one that an eviction ended; members carry it as an annotation",
+            max_length=64,
+        ),
     ] = ""
     was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
     succeeded: Annotated[

@@ -181,6 +181,7 @@ REASON_RESERVATION_FILLING: Final = "ReservationFilling"
 REASON_RESERVATION_OVER: Final = "ReservationOver"
 REASON_MACHINE_GONE: Final = "GpuMachineGone"
 REASON_MACHINE_FORGOTTEN: Final = "GpuMachineForgotten"
+REASON_WRITE_REFUSED: Final = "WriteRefused"
 EVENT_REASONS: Final = {
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
     REASON_GPUS_IN_DOUBT: "the pod is gone, but no proof yet that its containers are; its GPUs are not given out",
@@ -209,11 +210,14 @@ EVENT_REASONS: Final = {
     REASON_GPUS_GONE: "a GPU of a bound pod is gone from its machine; its containers cannot start again",
     REASON_MACHINE_GONE: "somebody declared a machine gone for good; GPUs of pods that left it are freed",
     REASON_MACHINE_FORGOTTEN: "report and heartbeat of a node without a Node object were deleted",
+    REASON_WRITE_REFUSED: "a write for the gang or one of its pods was refused; it is tried again after a pause",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 
 POD_AS_PROMISED: Final = "gpu.scheduling/GpusAsPromised"
 """Condition of a pod: False while it uses a GPU that it does not hold, or another process uses one of its GPUs."""
+POD_TAKES_WRITES: Final = "gpu.scheduling/TakesAnnotations"
+"""Condition of a pod: False once it refused an annotation with which reserved GPUs are given back; written instead."""
 
 # Conditions of a GpuNodeStatus, and their reasons.
 CONDITION_DEVICES_READABLE: Final = "DevicesReadable"

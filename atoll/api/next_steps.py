@@ -27,6 +27,7 @@ EVENT_STEPS: Final = {
     names.REASON_GANG_EVICTED: "read the message; nothing if the gang comes back",
     names.REASON_GANG_DEACTIVATED: "remove the cause, then set spec.active to true",
     names.REASON_GANG_RESUMED: NOTHING,
+    names.REASON_WRITE_REFUSED: "read the message: it names what refuses the write; change that, or delete the pod",
     names.REASON_GANG_UNDONE: "nothing; it is tried again. If it recurs, read the message",
     names.REASON_GPU_ILL: "read the message; drain the pod, repair or replace the card",
     names.REASON_GPU_WELL: NOTHING,
@@ -79,6 +80,10 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "end the process or pod in the message",
     ),
     ("Pod", names.POD_AS_PROMISED, "AsPromised"): ("it did, but no longer does", NOTHING),
+    ("Pod", names.POD_TAKES_WRITES, names.REASON_WRITE_REFUSED): (
+        "GPUs that were reserved for the pod were given back, and it took no annotation of Atoll's",
+        "shorten its annotations, or change what refuses them; the message says which",
+    ),
     ("Topology", names.CONDITION_LEVELS, "LevelsFound"): ("every level has a value on some node", NOTHING),
     ("Topology", names.CONDITION_LEVELS, "LevelMissing"): (
         "no node has the label of a level",

@@ -214,6 +214,7 @@ class PodEvidence(Model):
     uid: Annotated[str, Field(description="uid of the pod", max_length=64)]
     live: Annotated[bool, Field(description="a sandbox or cgroup of the pod exists")] = False
     kubelet: Annotated[bool, Field(description="kubelet lists it, and not as terminal")] = False
+    static: Annotated[bool, Field(description="kubelet runs it from a file of the machine")] = False
     uuids: Annotated[
         tuple[Uuid, ...], Field(max_length=64, description="GPUs in use by its processes, or given by a device plugin")
     ] = ()

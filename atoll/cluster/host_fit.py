@@ -9,7 +9,6 @@ preferred pod affinity are left to kube-scheduler. A node that is not Ready is r
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -23,8 +22,6 @@ from atoll.cluster.objects import (
     Node,
     NodeSelector,
     NodeSelectorTerm,
-    PersistentVolume,
-    PersistentVolumeClaim,
     Pod,
     Requirement,
     Taint,
@@ -33,6 +30,7 @@ from atoll.cluster.objects import (
 from atoll.cluster.pod_fit import NEIGHBOURS, PodNeighbours
 from atoll.cluster.pods import container_statuses, is_terminal
 from atoll.cluster.quantities import parse_amount
+from atoll.cluster.volume_fit import Volumes, volume_requirements
 
 NOT_READY: Final = "not ready"
 CORDONED: Final = "cordoned"
@@ -50,25 +48,10 @@ UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 STATE_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Prefixes of taints that tell how a node is, and go when it is well."""
 _UNSCHEDULABLE: Final = Taint(key=UNSCHEDULABLE, effect="NoSchedule")
-_ZONE_LABELS: Final = (
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-)
-_ZONE_SEPARATOR: Final = "__"
 _GPU_LABELS: Final = ("nvidia.com/gpu.present", "amd.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 _GPU_RESOURCES: Final = (names.GPU_RESOURCE, "nvidia.com/gpu", "amd.com/gpu")
 _DISLIKED: Final = 1000
 """One PreferNoSchedule taint outweighs every preferred affinity (100 at most each) that a pod sensibly has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Volumes:
-    """Claims and volumes of the cluster: claims by namespace and name, volumes by name."""
-
-    claims: Mapping[tuple[str, str], PersistentVolumeClaim] = field(default_factory=dict)
-    volumes: Mapping[str, PersistentVolume] = field(default_factory=dict)
 
 
 def excluded_nodes(
@@ -78,10 +61,12 @@ def excluded_nodes(
     *,
     volumes: Volumes | None = None,
     namespace_labels: Mapping[str, Mapping[str, str]] | None = None,
+    mates: Sequence[Pod] = (),
 ) -> dict[str, str]:
-    """Return the nodes that would refuse `pod` whatever it needs of counted resources, each with the first reason."""
+    """Return the nodes that would refuse `pod` whatever it needs of counted resources, each with the first reason.
+    `mates`: pods that start together with it."""
     reachable = volume_requirements(pod, volumes or Volumes())
-    neighbours = PodNeighbours.of(pod, nodes, pods_by_node, namespace_labels or {})
+    neighbours = PodNeighbours.of(pod, nodes, pods_by_node, namespace_labels or {}, mates)
     refused: dict[str, str] = {}
     for node in nodes:
         reason = node_reason(pod, node)
@@ -102,8 +87,22 @@ def node_reason(pod: Pod, node: Node) -> str:
         return NOT_READY
     if node.spec.unschedulable and not tolerates(pod.spec.tolerations, _UNSCHEDULABLE):
         return CORDONED
-    if any(taint.effect in ("NoSchedule", "NoExecute") for taint in untolerated(pod, node)):
+    if is_tainted(pod, node):
         return TAINTED
+    return _unwanted(pod, node)
+
+
+def is_tainted(pod: Pod, node: Node) -> bool:
+    """Tell whether one of the node's taints keeps the pod off."""
+    return any(taint.effect in ("NoSchedule", "NoExecute") for taint in untolerated(pod, node))
+
+
+def is_wanted(pod: Pod, node: Node) -> bool:
+    """Tell whether the pod's node selector and required node affinity choose the node."""
+    return not _unwanted(pod, node)
+
+
+def _unwanted(pod: Pod, node: Node) -> str:
     labels = node.metadata.labels
     if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
         return SELECTOR
@@ -174,9 +173,17 @@ def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
     return any(
         row.effect in ("", taint.effect)
         and (row.key == taint.key or (not row.key and row.operator == "Exists"))
-        and (row.operator == "Exists" or (row.operator in ("", "Equal") and row.value == taint.value))
+        and _endures(row, taint.value)
         for row in tolerations
     )
+
+
+def _endures(row: Toleration, value: str) -> bool:
+    """Tell whether a toleration means a taint's value. Where kube-scheduler lacks Gt and Lt, no pod has them."""
+    if row.operator in ("Gt", "Lt"):
+        is_number = value.removeprefix("-").isdecimal() and value == str(int(value))
+        return is_number and holds(Requirement("", row.operator, (row.value,)), {"": value})
+    return row.operator == "Exists" or (row.operator in ("", "Equal") and row.value == value)
 
 
 def matches_terms(terms: Iterable[NodeSelectorTerm], node: Node) -> bool:
@@ -254,27 +261,6 @@ def ports_clash(pod: Pod, others: Iterable[Pod]) -> bool:
         for taken_protocol, taken, taken_port in host_ports(other)
         for protocol, address, port in wanted
     )
-
-
-def volume_requirements(pod: Pod, volumes: Volumes) -> tuple[tuple[NodeSelectorTerm, ...], ...]:
-    """Return, per bound volume of the pod, the terms of which a node must match one."""
-    found: list[tuple[NodeSelectorTerm, ...]] = []
-    for volume in pod.spec.volumes:
-        name = volume.persistent_volume_claim.claim_name if volume.persistent_volume_claim is not None else ""
-        if volume.ephemeral is not None:
-            name = f"{pod.metadata.name}-{volume.name}"
-        claim = volumes.claims.get((pod.metadata.namespace, name))
-        bound = volumes.volumes.get(claim.spec.volume_name) if claim is not None else None
-        if bound is None:
-            continue
-        if bound.spec.node_affinity is not None and bound.spec.node_affinity.required is not None:
-            found.append(bound.spec.node_affinity.required.node_selector_terms)
-        found += [
-            (NodeSelectorTerm(match_expressions=(Requirement(key, "In", tuple(zones.split(_ZONE_SEPARATOR))),)),)
-            for key in _ZONE_LABELS
-            if (zones := bound.metadata.labels.get(key))
-        ]
-    return tuple(found)
 
 
 def _resized(asked: dict[str, int], status: ContainerStatus | None, *, asks: bool) -> dict[str, int]:

@@ -5,9 +5,11 @@ run on until the kubelet ends them. Nothing in the API server tells of their GPU
 
 * A report that shows a live pod which neither the API server nor a Lease knows does not count, in every process at any
   time: a process that starts after a restore needs no memory of what was before. A pod whose deletion the watch itself
-  has shown is known; one that was only missing in a list is not. A process that hangs, or a folder of cgroups that is
-  left behind, would keep its node out for ever: so such a pod counts no more once the agent has renewed its heartbeat
-  some times while the kubelet does not list it, and no process of an unknown pod is on a card unnoticed.
+  has shown is known, and so is a static pod; one that was only missing in a list is not. A process that hangs, or a
+  folder of cgroups that is left behind, would keep its node out for ever: so such a pod counts no more once the agent
+  has renewed its heartbeat some times while the kubelet does not list it, and no process of an unknown pod is on a card
+  unnoticed. Where the kubelet cannot be asked nothing proves that it starts the pod's containers no more, until the
+  pod's cgroup is gone: by its processes' end, or by a reboot.
 * A report that says itself that its agent could not read the pods since a restore does not count, in every process at
   any time: an agent notices restores, and its report keeps that until it reads.
 * A process that notices a restore trusts a node again when its agent has reported since: under a number past the one
@@ -15,7 +17,7 @@ run on until the kubelet ends them. Nothing in the API server tells of their GPU
   reports before it renews. Its agent must also have read the pods.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 
 from atoll.api import names
@@ -23,7 +25,7 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
 from atoll.cluster.release import version_number
-from atoll.cluster.unknown_pods import unknown_pods
+from atoll.cluster.unknown_pods import static_uid, unknown_pods
 
 ENDED_MAX = 65_536
 RENEWALS_MIN = 2
@@ -39,8 +41,12 @@ class NodeAudit:
         self._pods = pods
         self._ledger = ledger
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._unknown: dict[str, set[str]] = {}
-        """Nodes whose reports do not count because they show a pod, by the pod's uid."""
+        self._unknown: dict[str, frozenset[str]] = {}
+        """Pods because of which a report does not count, by node."""
+        self._waiting: defaultdict[str, set[str]] = defaultdict(set)
+        """The same nodes by pod."""
+        self._static: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        """By node: the kubelet's uids of static pods, by the uids of their mirrors."""
         self._before: dict[str, int] | None = None
         self._passed: set[str] = set()
         self._renewals: Counter[str] = Counter()
@@ -53,6 +59,18 @@ class NodeAudit:
         self._passed.clear()
         self._renewals.clear()
         self._ended.clear()
+
+    def note_pod(self, pod: Pod) -> None:
+        """The API server has this pod, on this node."""
+        if uid := static_uid(pod):
+            self._static[pod.spec.node_name][pod.metadata.uid] = uid
+
+    def note_missing(self, pod: Pod) -> None:
+        """The API server no longer has this pod."""
+        if static_uid(pod):
+            self._static[pod.spec.node_name].pop(pod.metadata.uid, None)
+            if not self._static[pod.spec.node_name]:
+                del self._static[pod.spec.node_name]
 
     def note_deleted(self, uid: str) -> None:
         """The watch has shown a pod's deletion: a report that still shows the pod is only not yet renewed."""
@@ -72,10 +90,22 @@ class NodeAudit:
         self._passed.discard(node)
         self._renewals.pop(node, None)
         self._unlisted.pop(node, None)
+        self._note_unknown(node, frozenset())
 
     def waits_for(self, uid: str) -> tuple[str, ...]:
         """Return the nodes to judge again: their reports did not count because they show this pod."""
-        return tuple(self._unknown.pop(uid, ()))
+        return tuple(self._waiting.get(uid, ()))
+
+    def _note_unknown(self, node: str, uids: frozenset[str]) -> None:
+        """Remember why a report does not count, and nothing of what it showed before."""
+        for uid in self._unknown.pop(node, frozenset()) - uids:
+            self._waiting[uid].discard(node)
+            if not self._waiting[uid]:
+                del self._waiting[uid]
+        for uid in uids:
+            self._waiting[uid].add(node)
+        if uids:
+            self._unknown[node] = uids
 
     def refusal(self, status: GpuNodeStatus, *, pods_version: str) -> str:
         """Return why a report does not count; empty if it does. pods_version: of our copy of the pods; empty while that
@@ -89,10 +119,10 @@ class NodeAudit:
             is_comparable = bool(pods_version) and version_number(pods_version) >= position
             if not self._is_since_restore(status) or not is_read or not is_comparable:
                 return names.REJECT_RESTORED
-        unknown = unknown_pods(status, self._pods, self._ledger) - self._ended.keys()
+        static = frozenset(self._static[name].values()) if name in self._static else frozenset()
+        unknown = unknown_pods(status, self._pods, self._ledger, static) - self._ended.keys()
         unknown -= self._left_behind(status, unknown)
-        for uid in unknown:
-            self._unknown.setdefault(uid, set()).add(name)
+        self._note_unknown(name, unknown)
         if unknown:
             return names.REJECT_UNKNOWN_POD
         self._passed.add(name)

@@ -155,6 +155,25 @@ class Affinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     pod_anti_affinity: PodAffinity | None = None
 
 
+class SpreadConstraint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """How evenly pods of a kind lie in the domains of a node label."""
+
+    max_skew: int
+    topology_key: str
+    when_unsatisfiable: str = "DoNotSchedule"
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    match_label_keys: tuple[str, ...] = ()
+    node_affinity_policy: str = "Honor"
+    node_taints_policy: str = "Ignore"
+
+
+class ResourceClaimUse(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A ResourceClaim that a pod uses, by the pod's own name for it."""
+
+    name: str
+
+
 class ClaimVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A volume's PersistentVolumeClaim."""
 
@@ -194,7 +213,9 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     affinity: Affinity | None = None
+    topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
     volumes: tuple[Volume, ...] = ()
+    resource_claims: tuple[ResourceClaimUse, ...] = ()
     overhead: dict[str, str | int | float] = {}
     resources: Resources | None = None
 
@@ -285,16 +306,47 @@ class Node(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     status: NodeStatus = NodeStatus()
 
 
+class TopologyRow(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Values of a node label where a class may make volumes."""
+
+    key: str
+    values: tuple[str, ...] = ()
+
+
+class TopologyTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Conditions that all hold."""
+
+    match_label_expressions: tuple[TopologyRow, ...] = ()
+
+
 class VolumeNodeAffinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Which nodes can reach a volume."""
 
     required: NodeSelector | None = None
 
 
+class ObjectName(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Another object, by namespace and name."""
+
+    name: str = ""
+    namespace: str = ""
+
+
 class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Where a volume lies."""
+    """Where a volume lies, and for whom."""
 
     node_affinity: VolumeNodeAffinity | None = None
+    storage_class_name: str = ""
+    capacity: dict[str, str] = {}
+    access_modes: tuple[str, ...] = ()
+    volume_mode: str = "Filesystem"
+    claim_ref: ObjectName | None = None
+
+
+class VolumeStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What became of a volume or a claim."""
+
+    phase: str = ""
 
 
 class PersistentVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -302,12 +354,33 @@ class PersistentVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     metadata: Metadata
     spec: PersistentVolumeSpec = PersistentVolumeSpec()
+    status: VolumeStatus = VolumeStatus()
+
+
+class StorageClass(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A storage.k8s.io/v1 StorageClass: how claims that name it find their volumes."""
+
+    metadata: Metadata
+    provisioner: str = ""
+    volume_binding_mode: str = "Immediate"
+    allowed_topologies: tuple[TopologyTerm, ...] = ()
+
+
+class Namespace(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A namespace; terms of pod affinity choose by its labels."""
+
+    metadata: Metadata
 
 
 class PersistentVolumeClaimSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Which volume a claim is bound to; empty before."""
+    """What a claim asks for, and which volume it is bound to; empty before."""
 
     volume_name: str = ""
+    storage_class_name: str | None = None
+    access_modes: tuple[str, ...] = ()
+    volume_mode: str = "Filesystem"
+    resources: Resources = Resources()
+    selector: LabelSelector | None = None
 
     def __post_init__(self) -> None:
         """Cut what is no name of a volume: the API server takes any text of a tenant."""
@@ -399,4 +472,6 @@ decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 decode_volume = msgspec.json.Decoder(PersistentVolume).decode
 decode_volume_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
+decode_storage_class = msgspec.json.Decoder(StorageClass).decode
+decode_namespace = msgspec.json.Decoder(Namespace).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

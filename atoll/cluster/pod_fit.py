@@ -33,9 +33,15 @@ class PodNeighbours:
 
     @classmethod
     def of(
-        cls, pod: Pod, nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]], labels: NamespaceLabels
+        cls,
+        pod: Pod,
+        nodes: Sequence[Node],
+        pods_by_node: Mapping[str, Sequence[Pod]],
+        labels: NamespaceLabels,
+        mates: Sequence[Pod] = (),
     ) -> "PodNeighbours":
-        """Look at every running pod once, and compare terms once for all pods that are alike."""
+        """Look at every running pod once, and compare terms once for all pods that are alike. `mates`: pods that start
+        together with this one, beside which it may be the first of its kind."""
         pro = affinity_terms(pod)
         minds = minds_neighbours(pod)
         forbidden: set[Domain] = set()
@@ -54,7 +60,9 @@ class PodNeighbours:
             forbidden.update(_domains(one_per_key, node))
             if is_near:
                 needed.update(_domains(pro, node))
-        is_first = not needed and all(term_matches(term, of=pod, other=pod, labels=labels) for term in pro)
+        is_first = not needed and any(
+            all(term_matches(term, of=pod, other=one, labels=labels) for term in pro) for one in (pod, *mates)
+        )
         keys = tuple(term.topology_key for term in pro)
         by_key: dict[str, set[str]] = {}
         for key, value in forbidden:

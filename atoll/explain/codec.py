@@ -64,6 +64,7 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
         "volumes": [_plain(_without_foreign(one)) for one in snapshot.volumes],
         "volumeClaims": [_plain(_without_foreign(one)) for one in snapshot.volume_claims],
+        "refused": dict(snapshot.refused),
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
@@ -98,6 +99,7 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             reservations=_models(document, "reservations", GpuReservation),
             budgets=msgspec.convert(document.get("budgets", []), tuple[DisruptionBudget, ...]),
             past_asks=msgspec.convert(document.get("pastAsks"), RequestHistory | None),
+            refused=msgspec.convert(document.get("refused", {}), dict[str, str]),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
             volumes=msgspec.convert(document.get("volumes", []), tuple[PersistentVolume, ...]),
             volume_claims=msgspec.convert(document.get("volumeClaims", []), tuple[PersistentVolumeClaim, ...]),

@@ -5,14 +5,16 @@ The controllers' functions are used: `atoll.cluster.gangs.lifecycle.decide` deci
 Pure.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.api.times import seconds_of
-from atoll.cluster import host_fit, pods
+from atoll.cluster import host_fit, pods, volume_fit
 from atoll.cluster.budgets import DisruptionBudgets, violations
+from atoll.cluster.daemons import coming_daemons, waits_for_node
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments
@@ -82,13 +84,17 @@ def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
         node = pod.spec.node_name or _coming_to(scene, pod)
         if node and not pods.is_terminal(pod):
             on.setdefault(node, []).append(pod)
+    taken_seconds = seconds_of(scene.snapshot.taken_at)
+    now_seconds = taken_seconds if taken_seconds is not None else math.inf
+    for name, coming in coming_daemons(scene.nodes, on, now_seconds=now_seconds).items():
+        on.setdefault(name, []).extend(coming)
     landscape = PlacementSnapshot(
         nodes=scene.nodes,
         devices=dict(scene.ledger.nodes),
         cells=dict(scene.ledger.cells(now_seconds=NOW_SECONDS)),
         pods_on=on,
         free={name: host_fit.free(node, on.get(name, ())) for name, node in scene.nodes.items()},
-        volumes=host_fit.Volumes(
+        volumes=volume_fit.Volumes(
             {(one.metadata.namespace, one.metadata.name): one for one in scene.snapshot.volume_claims},
             {one.metadata.name: one for one in scene.snapshot.volumes},
         ),
@@ -98,8 +104,8 @@ def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
 
 def _coming_to(scene: IndexedSnapshot, pod: Pod) -> str:
     """Return the node on which an unbound pod is about to start, if an object names it."""
-    leases = scene.ledger.leases_of(pod.metadata.uid) if names.GANG in pod.metadata.annotations else ()
-    return leases[0].node if leases else pod.status.nominated_node_name
+    leases = scene.ledger.leases_of(pod.metadata.uid)
+    return leases[0].node if leases else pod.status.nominated_node_name or waits_for_node(pod)
 
 
 @dataclass(frozen=True, slots=True)

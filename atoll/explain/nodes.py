@@ -218,7 +218,10 @@ def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
         status = next(one for one in scene.snapshot.reports if one.metadata.name == name)
         found = unknown_pods(status, {pod.metadata.uid: pod for pod in scene.snapshot.pods}, scene.ledger)
         shown = ", ".join(sorted(found)[:LISTED_MAX])
-        return f"pods of the uids {shown} run there and may use its GPUs; its kubelet must end them first"
+        way_out = "where its agent may not ask the kubelet, end their processes and remove their cgroups, or reboot it"
+        return f"pods of the uids {shown} run there and may use its GPUs; its kubelet must end them first; {way_out}"
+    if reason == names.REJECT_RESTORED:
+        return "etcd was restored, and its agent has not reported since"
     return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent creates it again"
 
 

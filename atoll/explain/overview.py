@@ -104,14 +104,19 @@ USE_UNKNOWN: Final = "who uses it cannot be read"
 
 def overview(scene: IndexedSnapshot, *, namespace: str = "") -> Overview:
     """Return the overview; with a namespace, only its waiting pods and holders."""
+    waiting = (pod for pod in scene.snapshot.pods if not namespace or pod.metadata.namespace == namespace)
+    nodes = node_lines(scene, namespace=namespace)
+    return Overview(scene.snapshot.taken_at, nodes, tuple(_waiting(scene, waiting)))
+
+
+def node_lines(scene: IndexedSnapshot, *, namespace: str = "") -> tuple[NodeLine, ...]:
+    """Return the nodes with their islands, by name; with a namespace, its holders alone are named."""
     holders = _holders(scene, namespace)
-    nodes = tuple(
+    return tuple(
         _node(scene, report, holders.get(report.metadata.name, {}))
         for report in sorted(scene.snapshot.reports, key=lambda one: one.metadata.name)
         if report.status is not None and report.metadata.name in scene.nodes
     )
-    waiting = (pod for pod in scene.snapshot.pods if not namespace or pod.metadata.namespace == namespace)
-    return Overview(scene.snapshot.taken_at, nodes, tuple(_waiting(scene, waiting)))
 
 
 def _holders(scene: IndexedSnapshot, namespace: str) -> dict[str, dict[int, list[str]]]:

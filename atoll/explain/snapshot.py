@@ -9,9 +9,8 @@ that filter expects moments before their bind, and nodes on which a bind has jus
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
@@ -26,7 +25,6 @@ from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolum
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.cluster.reservation_use import reservation_name
-from atoll.cluster.unknown_pods import unknown_pods
 
 NOW_SECONDS = 0.0
 """Time of a snapshot on its ledger's clock."""
@@ -35,7 +33,8 @@ NOW_SECONDS = 0.0
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents; `volumes`,
-    `volume_claims`: empty if the user may not read them."""
+    `volume_claims`: empty if the user may not read them; `refused`: why reports do not count, by node, as only a watch
+    can tell: lists do not say whether a pod that a report still shows was unknown or has just ended."""
 
     taken_at: str
     nodes: tuple[Node, ...] = ()
@@ -52,6 +51,7 @@ class ClusterSnapshot:
     volumes: tuple[PersistentVolume, ...] = ()
     volume_claims: tuple[PersistentVolumeClaim, ...] = ()
     past_asks: RequestHistory | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod of that name."""
@@ -90,24 +90,16 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     for lease in snapshot.leases:
         if may_be_gpu_lease(lease):
             ledger.put_lease(lease)
-    by_uid = {pod.metadata.uid: pod for pod in snapshot.pods}
     for report in snapshot.reports:
         ledger.take_report(report, nodes.get(report.metadata.name))
-        if _shows_unknown_pod(report, by_uid, ledger):
-            ledger.drop_report(report.metadata.name, why=names.REJECT_UNKNOWN_POD)
+        if why := snapshot.refused.get(report.metadata.name):
+            ledger.drop_report(report.metadata.name, why=why)
     for pod in snapshot.pods:
         if pods.is_gpu_pod(pod):
             ledger.put_pod(pod)
     if snapshot.past_asks is not None:
         recall(ledger, snapshot.past_asks)
     return ledger
-
-
-def _shows_unknown_pod(report: GpuNodeStatus, found: Mapping[str, Pod], ledger: Ledger) -> bool:
-    """Tell whether a report shows a pod that kubelet runs and nobody knows. Of a pod that only ends, lists cannot say
-    whether its deletion was seen."""
-    shown = report.status.pods if report.status is not None else ()
-    return not unknown_pods(report, found, ledger).isdisjoint(entry.uid for entry in shown if entry.kubelet)
 
 
 def pods_by_node(found: Iterable[Pod]) -> dict[str, list[Pod]]:

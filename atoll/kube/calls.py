@@ -28,6 +28,7 @@ RESOURCES: Final = frozenset(
         "resourceclaims",
         "resourceclaimtemplates",
         "secrets",
+        "storageclasses",
         "subjectaccessreviews",
         "tokenreviews",
         "topologies",

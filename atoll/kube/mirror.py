@@ -23,14 +23,18 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.node_audit import NodeAudit
 from atoll.cluster.objects import (
     Lease,
+    Namespace,
     Node,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
+    StorageClass,
     decode_heartbeat,
     decode_lease,
+    decode_namespace,
     decode_node,
     decode_pod,
+    decode_storage_class,
     decode_volume,
     decode_volume_claim,
 )
@@ -65,6 +69,8 @@ class WatchedKind(StrEnum):
     RESERVATION = "reservation"
     VOLUME = "volume"
     VOLUME_CLAIM = "volume claim"
+    STORAGE_CLASS = "storage class"
+    NAMESPACE = "namespace"
 
 
 Listener = Callable[[WatchedKind, Change[Any]], None]
@@ -73,8 +79,8 @@ Listener = Callable[[WatchedKind, Change[Any]], None]
 class ClusterMirror:
     """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims, GpuNodeStatuses and GpuReservations; owns the ledger.
 
-    `with_gangs`: GpuGangs and Topologies too, which only the controllers use, and the volumes that bind members to
-    nodes.
+    `with_gangs`: GpuGangs and Topologies too, which only the controllers use, the volumes that bind members to nodes,
+    and the namespaces whose labels pod affinity chooses by.
     """
 
     def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
@@ -113,15 +119,23 @@ class ClusterMirror:
             paths.gpureservations(), GpuReservation.model_validate_json, _ignore, WatchedKind.RESERVATION
         )
         self._audit = NodeAudit(self.pods.by_uid, self.ledger)
+        self.restores_count = 0
+        """How often a restore of the API server was noticed; several watches may notice the same one."""
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
         self.volumes: Reflector[PersistentVolume] | None = None
         self.volume_claims: Reflector[PersistentVolumeClaim] | None = None
+        self.storage_classes: Reflector[StorageClass] | None = None
+        self.namespaces: Reflector[Namespace] | None = None
         if with_gangs:
             self.volumes = watch(paths.persistentvolumes(), decode_volume, _ignore, WatchedKind.VOLUME)
             self.volume_claims = watch(
                 paths.persistentvolumeclaims(), decode_volume_claim, _ignore, WatchedKind.VOLUME_CLAIM
             )
+            self.storage_classes = watch(
+                paths.storageclasses(), decode_storage_class, _ignore, WatchedKind.STORAGE_CLASS
+            )
+            self.namespaces = watch(paths.namespaces(), decode_namespace, _ignore, WatchedKind.NAMESPACE)
             self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
             self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
 
@@ -140,6 +154,8 @@ class ClusterMirror:
             **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
             **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
             **({WatchedKind.VOLUME_CLAIM: self.volume_claims} if self.volume_claims is not None else {}),
+            **({WatchedKind.STORAGE_CLASS: self.storage_classes} if self.storage_classes is not None else {}),
+            **({WatchedKind.NAMESPACE: self.namespaces} if self.namespaces is not None else {}),
         }
 
     def on_change(self, listener: Listener) -> None:
@@ -181,6 +197,7 @@ class ClusterMirror:
     def _rewind(self) -> None:
         """The API server was restored from a backup: list everything again, and let no node offer anything until its
         agent has reported again. Pods that were bound after the backup may still run there, unknown to the server."""
+        self.restores_count += 1
         self._audit.begin(self.reports)
         for name in self.reports:
             self.ledger.drop_report(name, why=names.REJECT_RESTORED)
@@ -205,6 +222,7 @@ class ClusterMirror:
     def _take_pod(self, change: Change[Pod]) -> None:
         pod = change.object
         if change.kind is ChangeKind.DELETED:
+            self._audit.note_missing(pod)
             if not change.synthetic:
                 self._audit.note_deleted(pod.metadata.uid)
             self.ledger.drop_pod(pod.metadata.uid, final=pod)
@@ -212,6 +230,8 @@ class ClusterMirror:
                 self._take_again(pod.spec.node_name)
         elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
+        if change.kind is not ChangeKind.DELETED:
+            self._audit.note_pod(pod)
         self._judge_again(pod.metadata.uid)
 
     def _take_lease(self, change: Change[Lease]) -> None:

@@ -73,6 +73,10 @@ def resourceclaimtemplates(namespace: str, name: str) -> str:
     return group("resource.k8s.io/v1", "resourceclaimtemplates", namespace=namespace, name=name)
 
 
+def storageclasses() -> str:
+    return group("storage.k8s.io/v1", "storageclasses")
+
+
 def priorityclasses(name: str = "") -> str:
     return group("scheduling.k8s.io/v1", "priorityclasses", name=name)
 

@@ -56,8 +56,21 @@ _INNER_SUFFIXES: Final = (
     ".intranet",
     ".home.arpa",
 )
-_CARRIERS: Final = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 networks whose addresses contain an IPv4 address that a gateway would use."""
+_SPECIAL: Final = tuple(
+    map(
+        ip_network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+            *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+            "168.63.129.16/32",  # Azure's own services on every machine
+            *("::/3", "4000::/2", "8000::/1"),  # all but global unicast: NAT64, site-local and the like among them
+            *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+        ),
+    )
+)
+"""IANA's registries of special-purpose addresses, and what clouds use beside them. Networks whose IPv6 addresses carry
+an IPv4 address for a gateway (6to4, Teredo, NAT64) are among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +158,14 @@ def refuse_addresses(host: str, addresses: Iterable[str], policy: MlPolicy) -> U
 
 
 def is_public(address: str) -> bool:
-    """True for an address of the public internet that does not embed another address."""
+    """True for an address of the public internet; an IPv4 address mapped into IPv6 is judged as itself."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
-    if any(found.version == network.version and found in network for network in _CARRIERS):
-        return False
-    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
+    return not any(found.version == network.version and found in network for network in _SPECIAL)
 
 
 def _split(uri: str) -> tuple[str, str] | UriProblem:

@@ -45,6 +45,7 @@ from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound,
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
+from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
 from controllers.gangs.writes import (
@@ -65,6 +66,8 @@ ALL = "waiting gangs"
 BLIND_SECONDS = 5.0
 TRIES_MAX = 64
 """Gangs tried in one round; the next round continues with those that waited longest."""
+PASSED_OVER_MAX = 8
+"""Gangs in a pause that are tried before one behind them is admitted."""
 CUT_SECONDS = 0.05
 EVENT_SECONDS = 60.0
 T = TypeVar("T")
@@ -154,7 +157,7 @@ class AdmissionReconciler:
                 break
             pool = next(filter(None, (reservation_name(member.pod) for member in view.members)), "")
             waits.append(await self._try(view, ahead.get(pool, NOBODY)))
-            if waits[-1] is None and is_blocking:
+            if is_blocking and (waits[-1] is None or self._blocker() is not None):
                 waits.append(CUT_SECONDS)
                 break
             if waits[-1] is not None and self._cache.rules.strict_order:
@@ -186,11 +189,11 @@ class AdmissionReconciler:
         for view in views:
             await self._wait(view, NoPlacement(Verdict.BUSY, message, "WaitForOtherGangs"))
 
-    async def _try(self, view: GangView, ahead: Ahead = NOBODY) -> float | None:
+    async def _try(self, view: GangView, ahead: Ahead = NOBODY, *, is_due: bool = False) -> float | None:
         """Try one gang; return when to try again, None when it got what it wants or wants nothing any more. `ahead`:
-        what gangs before it could use."""
+        what gangs before it could use; is_due: its pause is over."""
         key = key_of(view.gang)
-        wait = self._rest(view.gang)
+        wait = 0.0 if is_due else self._rest(view.gang)
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
@@ -239,6 +242,8 @@ class AdmissionReconciler:
         own = self._preemption.with_own_gpus(key, snapshot)
         answer = await asyncio.to_thread(find_places, view, decision.members, requests, domains, own)
         if isinstance(answer, FoundPlacement):
+            if first := await self._admit_passed_over(view):
+                return NoPlacement(Verdict.BUSY, f"gang {first} came first", "WaitForOtherGangs")
             assignments = member_assignments(answer.placement, answer.question.asked, own.devices)
             return await self._admit(view, decision, answer, assignments, domains, reservation)
         if before:
@@ -246,6 +251,24 @@ class AdmissionReconciler:
         if answer.verdict is Verdict.BUSY:
             await self._preemption.try_preempt(key, GangRequest(view, decision.members, requests, domains, snapshot))
         return await self._wait(view, answer)
+
+    async def _admit_passed_over(self, view: GangView) -> str:
+        """Try the gangs that come before this one and have not been tried since there is new room; return the name of
+        the one that was admitted, empty for none."""
+        room = self._cache.room_at_seconds
+        resting = [
+            gang
+            for key in self._cache.candidates - self._cache.busy
+            if (gang := self._cache.gang(key)) is not None
+            and self._rest(gang) > 0
+            and self._cache.attempts_of(gang).at_seconds < room
+            and self._cache.attempts_of(gang).contends
+        ]
+        before = in_order((*self._views(resting), view))
+        for one in before[: before.index(view)][:PASSED_OVER_MAX]:
+            if not one.is_admitted and await self._try(one, is_due=True) is None:
+                return _named(one)
+        return ""
 
     async def _admit(
         self,
@@ -355,18 +378,21 @@ class AdmissionReconciler:
             if not one.allocation.device_ids:
                 self._cache.assume_home(one.member.uid, one.allocation.node)
 
-        async def nominate_one(one: MemberAssignment) -> dict[str, Any] | None:
+        async def nominate_one(one: MemberAssignment) -> NominatedMember | None:
             return await self._pin(one, nominate(self._context, one.member.pod, one.allocation.node))
 
         async def ungate_one(one: MemberAssignment) -> None:
             uid = one.member.uid
-            if seen[uid] is not None:
+            if (found := seen[uid]) is not None:
                 pod, node = one.member.pod, one.allocation.node
-                await self._pin(one, ungate(self._context, pod, node, annotations[uid], seen[uid]))
+                await self._pin(one, ungate(self._context, pod, node, annotations[uid], found))
 
         answers = await each(assignments, nominate_one)
         raise_first(answers)
-        seen: dict[str, Any] = {one.member.uid: answer for one, answer in zip(assignments, answers, strict=True)}
+        seen = {
+            one.member.uid: answer if isinstance(answer, NominatedMember) else None
+            for one, answer in zip(assignments, answers, strict=True)
+        }
         whole = [one for one in assignments if one.allocation.device_ids]
         bare = [one for one in assignments if not one.allocation.device_ids]
         may_begin = all(map(self._is_here, assignments)) and all(seen[one.member.uid] is not None for one in whole)

@@ -13,7 +13,8 @@ from atoll.api import names
 from atoll.api.gangs import PRESENT_MAX, GpuGang, GpuGangStatus
 from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
-from atoll.cluster import host_fit, pods
+from atoll.cluster import host_fit, pods, volume_fit
+from atoll.cluster.daemons import coming_daemons, waits_for_node
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_requests import member_requests
@@ -294,7 +295,8 @@ class GangCache:
         GpuReservation that the gang is confined to."""
         mirror, ledger, now = self.mirror, self.mirror.ledger, self.clock.monotonic_seconds()
         cells = ledger.cells(now_seconds=now)
-        watched = (mirror.pods, mirror.nodes, mirror.volumes, mirror.volume_claims)
+        volumes = (mirror.volumes, mirror.volume_claims, mirror.storage_classes)
+        watched = (mirror.pods, mirror.nodes, mirror.namespaces, *volumes)
         moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
@@ -312,6 +314,8 @@ class GangCache:
             if node and not pods.is_terminal(pod):
                 on.setdefault(node, []).append(pod)
         nodes = {node.metadata.name: node for node in self.mirror.nodes.store.values()}
+        for name, coming in coming_daemons(nodes, on, now_seconds=self.now_seconds()).items():
+            on.setdefault(name, []).extend(coming)
         return PlacementSnapshot(
             nodes=nodes,
             devices=dict(self.mirror.ledger.nodes),
@@ -319,14 +323,24 @@ class GangCache:
             pods_on=on,
             free={name: self._free(node, on.get(name, ())) for name, node in nodes.items()},
             volumes=self._volumes(),
+            namespaces=self._namespaces(),
         )
 
-    def _volumes(self) -> host_fit.Volumes:
+    def _volumes(self) -> volume_fit.Volumes:
         """Return the current volumes that bind pods to nodes."""
-        volumes, claims = self.mirror.volumes, self.mirror.volume_claims
-        if volumes is None or claims is None:
-            return host_fit.Volumes()
-        return host_fit.Volumes(dict(claims.store), {name: one for (_, name), one in volumes.store.items()})
+        volumes, claims, classes = self.mirror.volumes, self.mirror.volume_claims, self.mirror.storage_classes
+        if volumes is None or claims is None or classes is None:
+            return volume_fit.Volumes()
+        return volume_fit.Volumes(
+            dict(claims.store),
+            {name: one for (_, name), one in volumes.store.items()},
+            {name: one for (_, name), one in classes.store.items()},
+        )
+
+    def _namespaces(self) -> dict[str, dict[str, str]]:
+        """Return the labels of all namespaces."""
+        stored = self.mirror.namespaces.store if self.mirror.namespaces is not None else {}
+        return {name: one.metadata.labels for (_, name), one in stored.items()}
 
     def _free(self, node: Node, occupants: Iterable[Pod]) -> dict[str, int]:
         """Return what pods leave of a node; what a pod needs is computed once per version of it."""
@@ -347,9 +361,9 @@ class GangCache:
         assumed = self.mirror.ledger.assumed(uid)
         if assumed is not None:
             return assumed.node
-        leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
+        leases = self.mirror.ledger.leases_of(uid)
         nominated = "" if has_gate(pod) else pod.status.nominated_node_name
-        return leases[0].node if leases else nominated or self._homes.get(uid, "")
+        return leases[0].node if leases else nominated or self._homes.get(uid, "") or waits_for_node(pod)
 
 
 def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:

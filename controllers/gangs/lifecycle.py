@@ -23,14 +23,15 @@ from atoll.cluster.gangs.lifecycle import (
     give_up,
     has_begun,
 )
-from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
+from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, key_of, stage_of
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
+from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.events import EventType
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
+from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference, jitter_of
 from controllers.gangs.creation import GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
@@ -46,6 +47,7 @@ from controllers.gangs.writes import (
     unreserve,
     write_status,
 )
+from controllers.pauses import Pauses
 from controllers.pod_calls import EvictionRefused, evict, give_notice
 
 log = structlog.get_logger(__name__)
@@ -69,6 +71,7 @@ class GangReconciler:
         self._place = place
         self._maker = GangMaker(context, cache)
         self._abandoned: dict[GangKey, list[GpuGang]] = {}
+        self._pauses: Pauses[GangKey] = Pauses(context.clock)
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
@@ -94,9 +97,25 @@ class GangReconciler:
             return BLIND_SECONDS
         if key in self._cache.busy:
             return BUSY_SECONDS
+        self._cache.candidates.discard(key)
+        if (pause := self._pauses.left_seconds(key)) > 0:
+            return pause
+        try:
+            return await self._settle(key)
+        except (Forbidden, Invalid) as error:
+            return self._pause(key, error)
+
+    def _pause(self, key: GangKey, error: ApiError) -> float:
+        """Leave a gang alone of which a write was refused, and say so."""
+        log.warning("A write for a gang was refused", gang="/".join(key), err=str(error))
+        gang = self._cache.gang(key)
+        if gang is not None:
+            self._record_event(gang, names.REASON_WRITE_REFUSED, f"tried again later: {error}", type="Warning")
+        return self._pauses.begin(key)
+
+    async def _settle(self, key: GangKey) -> float | None:
         await self._resume_abandoned(key)
         gang = self._cache.gang(key)
-        self._cache.candidates.discard(key)
         if gang is None or await self._maker.is_outlived(gang):
             await self._undo_without_gang(key)
             return await self._maker.make(key)
@@ -190,23 +209,23 @@ class GangReconciler:
             return await self._evict(gang, cannot_start(view, message[:1000], now_seconds=now, jitter=jitter))
         log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
         await unreserve(self._context, decision.members)
-        return AGAIN_SECONDS * 10
+        return self._pauses.begin(key_of(gang))
 
     def _is_whole(self, gang: GpuGang) -> bool:
         """Tell whether no member has left while the others were nominated."""
         decision = decide(self._cache.view(gang), now_seconds=self._cache.now_seconds())
         return decision.act is GangAction.UNGATE
 
-    async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, dict[str, Any]]]:
+    async def _nominate(self, members: Sequence[GangMember]) -> list[tuple[GangMember, NominatedMember]]:
         """Nominate members to the nodes of their GPUs; return those that are as they were seen."""
 
-        async def nominate_one(member: GangMember) -> dict[str, Any] | None:
+        async def nominate_one(member: GangMember) -> NominatedMember | None:
             return await nominate(self._context, member.pod, self._cache.reservation(member)[0])
 
         answers = await each(members, nominate_one)
         raise_first(answers)
         pairs = zip(members, answers, strict=True)
-        return [(member, seen) for member, seen in pairs if isinstance(seen, dict)]
+        return [(member, seen) for member, seen in pairs if isinstance(seen, NominatedMember)]
 
     async def _lacking(self, members: Sequence[GangMember]) -> list[GangMember]:
         """Return the members whose Leases are not all there, as the API server says."""
@@ -218,12 +237,12 @@ class GangReconciler:
         raise_first(answers)
         return [member for member, answer in zip(members, answers, strict=True) if answer is not True]
 
-    async def _ungate(self, view: GangView, nominated: Sequence[tuple[GangMember, dict[str, Any]]]) -> float:
+    async def _ungate(self, view: GangView, nominated: Sequence[tuple[GangMember, NominatedMember]]) -> float:
         annotations = member_annotations(view, view.status.admission, [member for member, _ in nominated])
 
-        async def open_one(entry: tuple[GangMember, dict[str, Any]]) -> None:
+        async def open_one(entry: tuple[GangMember, NominatedMember]) -> None:
             member, seen = entry
-            node = seen["status"]["nominatedNodeName"]
+            node = seen.status.nominated_node_name
             await ungate(self._context, member.pod, node, annotations[member.uid], seen)
 
         raise_first(await each(nominated, open_one))

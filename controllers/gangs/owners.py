@@ -7,7 +7,6 @@ Kueue would resume an owner that it manages at once. For those the switch is tha
 the owner and returns its quota, and admits it anew when the switch is turned on again.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ from atoll.api.kept import KUEUE_WORKLOAD
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.objects import OwnerReference
 from atoll.kube import paths
-from atoll.kube.errors import Conflict, Forbidden, NotFound
+from atoll.kube.errors import Conflict, Forbidden, MalformedAnswer, NotFound
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
+from controllers.gangs.answers import SwitchedOwner, Written, decode
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +107,8 @@ async def owners_above(context: Context, namespace: str, owner: SuspendedOwner) 
         if body is None:
             break
         found.append(above)
-        above = _controller_of(body)
+        controllers = (one for one in body.metadata.owner_references or () if one.controller)
+        above = next(map(as_owner, controllers), None)
     return tuple(found)
 
 
@@ -142,25 +143,17 @@ def as_owner(reference: OwnerReference) -> SuspendedOwner:
     )
 
 
-def _controller_of(body: dict[str, Any]) -> SuspendedOwner | None:
-    references = body["metadata"].get("ownerReferences") or []
-    above = next((one for one in references if one.get("controller")), None)
-    if above is None:
-        return None
-    return as_owner(OwnerReference(above["kind"], above["name"], above["uid"], api_version=above["apiVersion"]))
-
-
 async def _workload(context: Context, namespace: str, name: str, owner: SuspendedOwner) -> SuspendedOwner:
     """Return the Workload under which Kueue has admitted an owner, or the owner where there is none of it."""
     path = paths.group(_KUEUE, "workloads", namespace=namespace, name=name)
     try:
-        metadata = json.loads(await context.api.get(path))["metadata"]
-    except (NotFound, Forbidden) as error:
+        metadata = decode(await context.api.get(path), Written, path).metadata
+    except (NotFound, Forbidden, MalformedAnswer) as error:
         log.warning("Could not read the Workload of a gang's owner", workload=f"{namespace}/{name}", err=str(error))
         return owner
-    if not any(one["uid"] == owner.uid for one in metadata.get("ownerReferences") or []):
+    if not any(one.uid == owner.uid for one in metadata.owner_references or ()):
         return owner
-    return SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=name, uid=metadata["uid"])
+    return SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=name, uid=metadata.uid)
 
 
 async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
@@ -168,7 +161,7 @@ async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_
     body = await _read(context, namespace, owner)
     if body is None:
         return False
-    marked = body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED)
+    marked = (body.metadata.annotations or {}).get(names.GANG_SUSPENDED)
     if _is_suspended(body, owner):
         return bool(marked == gang_uid)
     await _switch(context, namespace, owner, body, suspended=True, mark=gang_uid)
@@ -182,7 +175,7 @@ async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_u
     body = await _read(context, namespace, owner)
     if body is None:
         return False
-    mark = body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED)
+    mark = (body.metadata.annotations or {}).get(names.GANG_SUSPENDED)
     if mark != gang_uid:
         if not mark:
             await _patch(context, namespace, owner, body, mark="" if mark is None else None)
@@ -192,23 +185,24 @@ async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_u
     return True
 
 
-async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> dict[str, Any] | None:
-    """Read an owner of a known kind; None for other kinds, and where it is gone or another one by now."""
+async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> SwitchedOwner | None:
+    """Read an owner of a known kind; None for other kinds, one that makes no sense, and where it is gone or another
+    one by now."""
     path = path_of(namespace, owner)
     if path is None:
         return None
     try:
-        body: dict[str, Any] = json.loads(await context.api.get(path))
+        body = decode(await context.api.get(path), SwitchedOwner, path)
     except NotFound:
         return None
-    except Forbidden as error:
-        log.warning("May not read the owner of a gang", err=str(error))
+    except (Forbidden, MalformedAnswer) as error:
+        log.warning("Could not read the owner of a gang", err=str(error))
         return None
-    return body if body["metadata"]["uid"] == owner.uid else None
+    return body if body.metadata.uid == owner.uid else None
 
 
 async def _switch(
-    context: Context, namespace: str, owner: SuspendedOwner, body: dict[str, Any], *, suspended: bool, mark: str | None
+    context: Context, namespace: str, owner: SuspendedOwner, body: SwitchedOwner, *, suspended: bool, mark: str | None
 ) -> None:
     kind = KINDS[_kind(owner)]
     value: dict[str, Any] = {kind.switch: kind.off is suspended}
@@ -219,13 +213,16 @@ async def _patch(
     context: Context,
     namespace: str,
     owner: SuspendedOwner,
-    body: dict[str, Any],
+    body: SwitchedOwner,
     *,
     mark: str | None,
     spec: dict[str, Any] | None = None,
 ) -> None:
-    version = body["metadata"]["resourceVersion"]
-    patch = merge_patch(uid=owner.uid, resource_version=version, annotations={names.GANG_SUSPENDED: mark})
+    patch = merge_patch(
+        uid=owner.uid,
+        resource_version=body.metadata.resource_version,
+        annotations={names.GANG_SUSPENDED: mark},
+    )
     patch |= {} if spec is None else {"spec": spec}
     path = path_of(namespace, owner)
     assert path is not None
@@ -238,11 +235,10 @@ async def _patch(
         raise
 
 
-def _is_suspended(body: dict[str, Any], owner: SuspendedOwner) -> bool:
+def _is_suspended(body: SwitchedOwner, owner: SuspendedOwner) -> bool:
     kind = KINDS[_kind(owner)]
-    spec = body.get("spec") or {}
-    section = (spec.get(kind.section) or {}) if kind.section else spec
-    return section.get(kind.switch, not kind.off) is kind.off
+    section = body.spec.run_policy if body.spec is not None and kind.section else body.spec
+    return getattr(section, kind.switch, None) is kind.off
 
 
 def path_of(namespace: str, owner: SuspendedOwner) -> str | None:

@@ -12,7 +12,6 @@ before the reservations of a gang that is not admitted are taken back: whatever 
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -29,14 +28,16 @@ from atoll.cluster.gangs.member_assignments import MemberAssignment, open_gate
 from atoll.cluster.gangs.membership import GangMember, has_gate
 from atoll.cluster.gangs.rendezvous import rendezvous_annotations
 from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
-from atoll.cluster.objects import Lease, Pod, decode_pod
+from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.release import version_number
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerError, Unanswered
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
+from controllers.gangs.answers import NominatedMember, Written, decode
 from controllers.gangs.cache import GangCache
 from controllers.leases.writes import annotate_lease, end_lease, read_lease, rewrite_lease
+from controllers.pod_calls import move
 
 log = structlog.get_logger(__name__)
 
@@ -117,28 +118,27 @@ async def reserve(
     return all(answer is True for answer in answers)
 
 
-async def nominate(context: Context, pod: Pod, node: str) -> dict[str, Any] | None:
+async def nominate(context: Context, pod: Pod, node: str) -> NominatedMember | None:
     """Nominate a gated pod; return it as that write left it, None if it has changed in the meantime, or is gone."""
     metadata = pod.metadata
     body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": node})
     try:
         path = paths.pods(metadata.namespace, metadata.name, "status")
-        seen: dict[str, Any] = json.loads(await context.api.patch(path, body))
+        return decode(await context.api.patch(path, body), NominatedMember, path)
     except (NotFound, Conflict) as error:
         _log_gated(pod, error)
         return None
-    return seen
 
 
-async def ungate(context: Context, pod: Pod, node: str, annotations: Mapping[str, str], seen: dict[str, Any]) -> None:
+async def ungate(context: Context, pod: Pod, node: str, annotations: Mapping[str, str], seen: NominatedMember) -> None:
     """Pin a nominated pod, open its gate and annotate it, in one patch. `seen`: as the nomination left it. Nothing
     happens if the pod has changed in the meantime, or is gone."""
     metadata = pod.metadata
     body = merge_patch(
         uid=metadata.uid,
-        resource_version=seen["metadata"]["resourceVersion"],
+        resource_version=seen.metadata.resource_version,
         annotations=dict(annotations) or None,
-        spec=open_gate(seen.get("spec") or {}, node),
+        spec=open_gate(seen.spec.affinity, seen.spec.scheduling_gates or (), node),
     )
     try:
         await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
@@ -209,11 +209,7 @@ async def _move(context: Context, pod: Pod) -> Pod | None:
         (version_number(record.resource_version) for record in context.mirror.ledger.leases_of(metadata.uid)),
         default=version_number(metadata.resource_version),
     )
-    body = merge_patch(uid=metadata.uid, annotations={names.WOKEN: str(generation)})
-    try:
-        return decode_pod(await context.api.patch(paths.pods(metadata.namespace, metadata.name), body))
-    except (NotFound, Conflict):
-        return None
+    return await move(context, pods.holder_of(pod), generation=generation)
 
 
 async def _clear_nomination(context: Context, pod: Pod) -> None:
@@ -258,7 +254,7 @@ async def write_status(context: Context, cache: GangCache, gang: GpuGang, status
     except (Unanswered, ServerError):
         cache.note_unanswered(gang)
         raise
-    cache.note_written(metadata.uid, json.loads(answer)["metadata"]["resourceVersion"])
+    cache.note_written(metadata.uid, decode(answer, Written, path).metadata.resource_version)
 
 
 async def fence(context: Context, cache: GangCache, gang: GpuGang) -> None:
@@ -270,8 +266,9 @@ async def fence(context: Context, cache: GangCache, gang: GpuGang) -> None:
         resource_version=metadata.resource_version,
         annotations={names.GANG_FENCED: context.new_token()},
     )
-    answer = await context.api.patch(paths.gpugangs(metadata.namespace, metadata.name), body)
-    cache.note_written(metadata.uid, json.loads(answer)["metadata"]["resourceVersion"])
+    path = paths.gpugangs(metadata.namespace, metadata.name)
+    answer = await context.api.patch(path, body)
+    cache.note_written(metadata.uid, decode(answer, Written, path).metadata.resource_version)
 
 
 def _whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

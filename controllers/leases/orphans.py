@@ -17,17 +17,16 @@ from atoll.api import names
 from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.consistency import NEVER
 from atoll.cluster.leases import LeaseRecord
-from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.objects import Pod
 from atoll.cluster.release import version_number
 from atoll.cluster.repairs import LeaseState, lease_state, names_device
-from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, NotFound
+from atoll.kube.errors import Forbidden, Invalid
 from atoll.kube.mirror import WatchedKind
-from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference
 from controllers.leases.writes import annotate_lease, end_lease
-from controllers.pod_calls import look_up
+from controllers.pauses import Pauses
+from controllers.pod_calls import look_up, move
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +46,7 @@ class OrphanReconciler:
     def __init__(self, context: Context, release: Callable[[str], None]) -> None:
         self._context = context
         self._release = release
+        self._pauses: Pauses[str] = Pauses(context.clock)
         self._seen: dict[str, dict[str, tuple[str, float]]] = {}
         """By pod uid and Lease uid: the deadline, and when it was first seen, by our own clock."""
 
@@ -82,11 +82,17 @@ class OrphanReconciler:
             return None
         if mirror.unready_reason():
             return BLIND_SECONDS
+        if (pause := self._pauses.left_seconds(uid)) > 0:
+            return pause
         standings = {record.lease_name: self._state(record, pod) for record in leases}
         overdue = [record for record in leases if standings[record.lease_name] is LeaseState.OVERDUE]
         strays = [record for record in leases if standings[record.lease_name] is LeaseState.STRAY]
-        if overdue:
-            await self._unreserve(overdue)
+        try:
+            if overdue:
+                await self._unreserve(overdue)
+        except (Forbidden, Invalid) as error:
+            log.warning("Could not take reserved GPUs back", pod=str(leases[0].holder), uid=uid, err=str(error))
+            return self._pauses.begin(uid)
         if strays:
             await self._delete_strays(strays)
         waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is LeaseState.RESERVED]
@@ -124,7 +130,8 @@ class OrphanReconciler:
         fenced = [record for record in answers if record is not None]
         if not fenced:
             return
-        pod = await self._move_pod(fenced)
+        generation = max(version_number(record.resource_version) for record in fenced)
+        pod = await move(self._context, fenced[0].holder, generation=generation)
         if pod is None:
             self._release(records[0].holder.uid)
             return
@@ -135,16 +142,6 @@ class OrphanReconciler:
         await asyncio.gather(
             *(annotate_lease(self._context.api, record, {names.LEASE_FENCED: None}) for record in kept)
         )
-
-    async def _move_pod(self, fenced: Sequence[LeaseRecord]) -> Pod | None:
-        """Write a value that the pod never had, and return the pod as that write left it; None when it is gone."""
-        holder = fenced[0].holder
-        generation = max(version_number(record.resource_version) for record in fenced)
-        body = merge_patch(uid=holder.uid, annotations={names.WOKEN: str(generation)})
-        try:
-            return decode_pod(await self._context.api.patch(paths.pods(holder.namespace, holder.name), body))
-        except (NotFound, Conflict):
-            return None
 
     async def _delete_strays(self, records: Sequence[LeaseRecord]) -> None:
         """Delete Leases that the bound pod does not name, if a live look confirms it: a pod's node never changes."""

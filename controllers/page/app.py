@@ -15,34 +15,13 @@ from aiohttp import web
 
 from atoll.kube.clock import Clock
 from atoll.service.http import application
+from atoll.service.pages import PAGE_HEADERS, STREAM_SECONDS_MAX, event, page_files
 from controllers.page.authorization import PATH, PageAuthorizer
 from controllers.page.refresher import OverviewRefresher, SnapshotUnavailable, TooManyExplanations
 from controllers.page.view import PageView, view_changes
 
-CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS: Final = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Cache-Control": "no-store",
-}
-FILES: Final = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/stream.js": ("stream.js", "text/javascript"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-}
 STATIC: Final = Path(__file__).parent / "static"
-STREAM_SECONDS_MAX: Final = 600.0
-"""A stream ends after this and is asked for anew, so that a token that counts no more is of no use."""
+FILES: Final = page_files(STATIC, "page.html")
 WRITE_SECONDS_MAX: Final = 10.0
 """A client that does not read for this long is disconnected."""
 PULSE_SECONDS: Final = 15.0
@@ -68,8 +47,8 @@ def build_page(parts: PageParts) -> web.Application:
     """Return the application."""
     app = application(in_flight_max=IN_FLIGHT_MAX)
     app.middlewares.insert(0, _with_security_headers)  # outside of the limit, whose refusals carry the headers too
-    for path, (name, kind) in FILES.items():
-        app.router.add_get(path, _file(STATIC / name, kind))
+    for path, (file, kind) in FILES.items():
+        app.router.add_get(path, _file(file, kind))
     handlers = PageHandlers(parts)
     app.router.add_get(f"{PATH}/events", handlers.events)
     app.router.add_get(f"{PATH}/pods/{{namespace}}/{{name}}", handlers.explain)
@@ -103,7 +82,7 @@ class PageHandlers:
         refresher.watchers += 1
         try:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-            response.headers.update(HEADERS)
+            response.headers.update(PAGE_HEADERS)
             await response.prepare(request)
             await self._tell(request, response)
         except (TimeoutError, ConnectionError):
@@ -138,7 +117,7 @@ class PageHandlers:
         while not refresher.is_over and clock.monotonic_seconds() - began < STREAM_SECONDS_MAX:
             message = _message(told, refresher.view) if not refresher.trouble else b""
             if refresher.trouble != trouble:
-                message = _event("trouble", _one_line(refresher.trouble)) + message
+                message = event("trouble", _one_line(refresher.trouble)) + message
             told, trouble = (refresher.view if not refresher.trouble else told), refresher.trouble
             now = clock.monotonic_seconds()
             if not message and now - spoke >= PULSE_SECONDS:
@@ -156,12 +135,7 @@ def _message(told: PageView | None, view: PageView | None) -> bytes:
     if view is None or view is told:
         return b""
     found = view_changes(told, view)
-    return _event("look", found) if found is not None else b""
-
-
-def _event(kind: str, data: bytes) -> bytes:
-    """One event; JSON and our own lines hold no line break."""
-    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+    return event("look", found) if found is not None else b""
 
 
 def _one_line(text: str) -> bytes:
@@ -189,8 +163,8 @@ async def _with_security_headers(request: web.Request, handler: Handler) -> web.
     try:
         response = await handler(request)
     except web.HTTPException as error:
-        error.headers.update(HEADERS)
+        error.headers.update(PAGE_HEADERS)
         raise
     if not response.prepared:
-        response.headers.update(HEADERS)
+        response.headers.update(PAGE_HEADERS)
     return response

@@ -20,7 +20,7 @@ from atoll.explain.overview import overview
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.cache import Change
 from atoll.kube.clock import Clock
-from atoll.kube.mirror import ClusterMirror, WatchedKind
+from atoll.kube.mirror import AUDIT_REFUSALS, ClusterMirror, WatchedKind
 from atoll.service.collector import without_collector
 from controllers.page.view import PageView, explanation_of, view_of
 
@@ -204,6 +204,7 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
         volumes=tuple(mirror.volumes.store.values()) if mirror.volumes is not None else (),
         volume_claims=tuple(mirror.volume_claims.store.values()) if mirror.volume_claims is not None else (),
+        refused={node: why for node, why in mirror.ledger.uncounted.items() if why in AUDIT_REFUSALS},
     )
 
 

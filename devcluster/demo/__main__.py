@@ -1,7 +1,7 @@
-"""The command: `python -m devcluster.demo [--keep] [--name NAME]`.
+"""The command: `python -m devcluster.demo [--play jobs] [--keep] [--name NAME]`.
 
-Exit status: 0 only if every promise held, 1 if one failed or something did not start, 130 if interrupted. The cluster
-is removed afterwards, unless --keep is given.
+Exit status: 0 only if every promise held, 1 if one failed or something did not start, 130 if interrupted. The clusters
+are removed afterwards, unless --keep is given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from atoll.cluster.errors import MalformedValue
 from devcluster.build import ensure_binaries
 from devcluster.cluster import DevCluster
 from devcluster.demo.errors import ExpectationFailed
+from devcluster.demo.job_room import opened_room
+from devcluster.demo.job_scenes import JOB_SCENES, JobScene, play_jobs
 from devcluster.demo.observer import NAMESPACE, Observer
 from devcluster.demo.scenes import SCENES, Play, Scene, summarize
 from devcluster.demo.stage import Terminal
@@ -39,6 +41,7 @@ AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "reversed")
 ATOLL = Path(sys.executable).with_name("atoll")
 INTERRUPTED = 130
 PLAY_MINUTES = 2
+JOBS_MINUTES = 4
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,23 +49,61 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m devcluster.demo", description="Show Atoll at work on this machine."
     )
+    parser.add_argument(
+        "--play",
+        choices=("gpus", "jobs"),
+        default="gpus",
+        help="gpus: the scheduler on one cluster; jobs: the job service on two (default: %(default)s)",
+    )
     parser.add_argument("--keep", action="store_true", help="keep the cluster running and print how to reach it")
     parser.add_argument("--name", default="demo", help="name of the cluster (default: %(default)s)")
     options = parser.parse_args(arguments)
+    if options.play == "jobs" and options.keep:
+        parser.error("--keep is for --play gpus: the clusters of --play jobs end with the play")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    if options.play == "jobs":
+        return perform_jobs(options.name)
     return perform(options.name, keep=options.keep)
 
 
 def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) -> int:
     """Start a cluster and play the scenes on it; return the exit status."""
     stage = Terminal()
-    try:
-        check_machine(real_nodes=True)
-        stage.say(f"The demo takes about {PLAY_MINUTES} minutes. Programs that are missing are built first, once.")
+
+    def play() -> str:
         stage.scene("A real Kubernetes on this machine")
         with stage.step(f"programs of Kubernetes {DEFAULT_KUBERNETES}") as report:
-            kubectl = ensure_binaries(report=report)["kubectl"]
-        summary = _start_and_play(stage, name, keep=keep, scenes=scenes)
+            ensure_binaries(report=report)
+        return _start_and_play(stage, name, keep=keep, scenes=scenes)
+
+    status = _told(stage, PLAY_MINUTES, play)
+    if keep and status == 0:
+        kubectl = ensure_binaries()["kubectl"]
+        for line in how_to_go_on(name, kubectl=kubectl, kubeconfig=DevCluster.attach(name).kubeconfig):
+            stage.verbatim(line)
+    return status
+
+
+def perform_jobs(name: str, *, scenes: Sequence[JobScene] = JOB_SCENES) -> int:
+    """Start two clusters and the job service and play the scenes; return the exit status."""
+    stage = Terminal()
+
+    def play() -> str:
+        stage.scene("Two real clusters on this machine, and the job service")
+        with stage.step(f"programs of Kubernetes {DEFAULT_KUBERNETES}, and Kueue") as report:
+            ensure_binaries(report=report, kueue=True)
+        with opened_room(stage, name) as room:
+            return play_jobs(room, scenes)
+
+    return _told(stage, JOBS_MINUTES, play)
+
+
+def _told(stage: Terminal, minutes: int, play: Callable[[], str]) -> int:
+    """Check the machine, play, and print how it ended; return the exit status."""
+    try:
+        check_machine(real_nodes=True)
+        stage.say(f"The demo takes about {minutes} minutes. Programs that are missing are built first, once.")
+        summary = play()
     except (DevclusterError, OSError) as error:
         stage.broken(str(error))
         return 1
@@ -70,9 +111,6 @@ def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) 
         stage.say("interrupted; nothing is left running")
         return INTERRUPTED
     stage.kept(summary)
-    if keep:
-        for line in how_to_go_on(name, kubectl=kubectl, kubeconfig=DevCluster.attach(name).kubeconfig):
-            stage.verbatim(line)
     return 0
 
 

@@ -4,12 +4,13 @@ Run it, end it with SIGTERM, run it again. docs/checkpoints.md names the variabl
 """
 
 import logging
+import os
 import sys
 import time
 
 from worker import EXIT_PREEMPTED, CheckpointSettings, Preemption, parts_of, states_of
 
-STEPS = 100
+STEPS = int(os.environ.get("STEPS", "100"))
 SECONDS_PER_STEP = 0.1
 
 

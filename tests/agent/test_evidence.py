@@ -182,6 +182,22 @@ def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
     assert evidence.pods == ()
 
 
+def test_a_static_pod_whose_mirror_was_refused_is_told_as_one() -> None:
+    """Nobody but the kubelet knows of it, so its word is kept while it does not answer."""
+    told = KubeletReading(frozenset({"f"}), frozenset(), frozenset({"f"}))
+    last = collect_evidence(inventory(), cgroups=cgroups("f", "a"), kubelet=told, use=GpuUse())
+    later = collect_evidence(
+        inventory().with_reported(["f", "a"]),
+        cgroups=cgroups("f", "a"),
+        kubelet=None,
+        use=GpuUse(),
+        last_pods=last.pods,
+    )
+
+    assert [{pod.uid: pod.static for pod in one.pods} for one in (last, later)] == [{"a": False, "f": True}] * 2
+    assert later.terminating == {"a"}
+
+
 @pytest.mark.parametrize(
     ("pods", "gone", "read", "listed", "want"),
     [

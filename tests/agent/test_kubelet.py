@@ -189,6 +189,12 @@ async def read(body: bytes) -> KubeletReading | None:
             KubeletReading(frozenset({"a", "b", "c"}), frozenset({"a"})),
             id="running, waiting and untouched pods",
         ),
+        pytest.param(
+            b'{"kind":"PodList","items":[{"metadata":{"uid":"f","annotations":{"kubernetes.io/config.source":"file"}}},'
+            b'{"metadata":{"uid":"a","annotations":{"kubernetes.io/config.source":"api","x":"y"}}}]}',
+            KubeletReading(frozenset({"f", "a"}), frozenset(), frozenset({"f"})),
+            id="a pod from a file of the machine, and one from the API server",
+        ),
         pytest.param(b'{"kind":"Status","code":403}', None, id="a refusal is no empty list"),
         pytest.param(b'{"kind":"PodList","items":[{"metadata":{}}]}', None, id="a pod without uid"),
         pytest.param(b"Unauthorized", None, id="plain text"),

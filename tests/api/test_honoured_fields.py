@@ -14,7 +14,15 @@ from atoll.cluster.gangs import kueue_topology, membership
 from tests.api.honoured_fields import FIELDS, FOREIGN_KEYS, KEYS
 
 REPOSITORY = Path(__file__).parent.parent.parent
-NO_KEYS = {"API_VERSION", "GPU_RESOURCE", "MIG_RESOURCE_PREFIX", "GANG_GATE", "FABRIC_LEVEL", "POD_AS_PROMISED"}
+NO_KEYS = {
+    "API_VERSION",
+    "GPU_RESOURCE",
+    "MIG_RESOURCE_PREFIX",
+    "GANG_GATE",
+    "FABRIC_LEVEL",
+    "POD_AS_PROMISED",
+    "POD_TAKES_WRITES",
+}
 """Names with the prefix of annotations that are a version, resources, a gate, a level and a condition."""
 NAMED = {
     **{f"{kind} {field}": test for kind, fields in FIELDS.items() for field, test in fields.items()},

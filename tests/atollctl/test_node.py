@@ -75,7 +75,7 @@ async def test_the_list_says_where_a_machine_stands_and_what_moves_it_on(server:
 
 @pytest.mark.parametrize("may_list_pods", [True, False])
 async def test_the_list_says_why_a_report_does_not_count(
-    server: FakeApiServer, tmp_path: Path, *, may_list_pods: bool
+    server: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, may_list_pods: bool
 ) -> None:
     """A heard agent, whose report shows a pod that the API server does not know. Whoever may not list pods is told."""
 
@@ -83,6 +83,7 @@ async def test_the_list_says_why_a_report_does_not_count(
         is_pods = (method, path) == ("GET", "/api/v1/pods") and not may_list_pods
         return web.json_response({"kind": "Status", "reason": "Forbidden"}, status=403) if is_pods else None
 
+    monkeypatch.setattr("atollctl.node.RENEWAL_SECONDS", 0.0)
     server.intercept(forbid)
     put_node(server, ready="True")
     put_beat(server, timedelta(seconds=1))

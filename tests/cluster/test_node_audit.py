@@ -3,7 +3,7 @@
 import json
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -12,18 +12,24 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.api.times import format_microtime
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.node_audit import UNLISTED_RENEWALS, NodeAudit
+from atoll.cluster.objects import Pod
 from atoll.kube.mirror import ClusterMirror
-from tests.builders import report_json
+from tests.builders import make_pod, report_json
 from tests.fakes.clock import ManualClock
 
 UID = "11111111-2222-3333-4444-555555555555"
 
 
-def shown(*, listed: bool = False, kubelet_read: bool = True, processes_read: bool = True) -> GpuNodeStatus:
+def shown(
+    *, listed: bool = False, is_static: bool = False, kubelet_read: bool = True, processes_read: bool = True
+) -> GpuNodeStatus:
     """Return a report that shows a live pod."""
     body = report_json("n1", "t4-4")
     evidence = {"sequence": 1, "liveRead": True, "kubeletRead": kubelet_read, "processesRead": processes_read}
-    body["status"] |= {"evidence": evidence, "pods": [{"uid": UID, "live": True, "kubelet": listed}]}
+    body["status"] |= {
+        "evidence": evidence,
+        "pods": [{"uid": UID, "live": True, "kubelet": listed, "static": is_static}],
+    }
     return GpuNodeStatus.model_validate_json(json.dumps(body))
 
 
@@ -56,6 +62,43 @@ def test_a_pod_that_the_kubelet_lists_again_is_waited_for_anew() -> None:
         for _ in range(UNLISTED_RENEWALS - 1):
             audit.note_renewal("n1")
     assert audit.refusal(shown(), pods_version="1") == names.REJECT_UNKNOWN_POD
+
+
+@pytest.mark.parametrize(("is_static", "want"), [(True, ""), (False, names.REJECT_UNKNOWN_POD)])
+def test_a_static_pod_is_known_without_its_mirror(*, is_static: bool, want: str) -> None:
+    """The API server may refuse the mirror; the kubelet, which runs the pod from a file, says that it is one."""
+    report = shown(listed=True, is_static=is_static)
+    assert NodeAudit({}, Ledger()).refusal(report, pods_version="1") == want
+
+
+def test_a_report_is_judged_without_a_search_of_all_pods() -> None:
+    """Thousands of reports may come before their pods; the pods of all other nodes have no say."""
+
+    class Pods(dict[str, Pod]):
+        def values(self) -> NoReturn:
+            raise AssertionError("searched")
+
+    audit = NodeAudit(Pods(), Ledger())
+    mirror = make_pod("mirror", node="n1", annotations={names.MIRROR: "x", names.STATIC_POD_UID: UID})
+    refusals = [audit.refusal(shown(), pods_version="1")]
+    audit.note_pod(mirror)
+    refusals.append(audit.refusal(shown(), pods_version="1"))
+    audit.note_missing(mirror)
+    refusals.append(audit.refusal(shown(), pods_version="1"))
+
+    assert refusals == [names.REJECT_UNKNOWN_POD, "", names.REJECT_UNKNOWN_POD]
+
+
+def test_nothing_is_kept_of_a_pod_that_no_report_shows_any_more() -> None:
+    """A node that is wiped and set up anew again and again shows other pods each time."""
+    audit = NodeAudit({}, Ledger())
+    audit.refusal(shown(), pods_version="1")
+    assert audit.waits_for(UID) == ("n1",)
+    audit.refusal(GpuNodeStatus.model_validate_json(json.dumps(report_json("n1", "t4-4"))), pods_version="1")
+    assert audit.waits_for(UID) == ()
+    audit.refusal(shown(), pods_version="1")
+    audit.forget("n1")
+    assert audit.waits_for(UID) == ()
 
 
 def unread(sequence: int, *, unread_since_restore: bool) -> GpuNodeStatus:

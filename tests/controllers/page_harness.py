@@ -10,6 +10,7 @@ from typing import Any, cast
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
+from atoll.cluster.ledger import Ledger
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.cache import Change, ChangeKind
@@ -41,6 +42,7 @@ class SnapshotMirror:
     snapshot: ClusterSnapshot
     reason: str = ""
     listeners: list[Callable[[WatchedKind, Change[Any]], None]] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
 
     def __getattr__(self, name: str) -> Any:
         if name not in LISTS:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from atoll.api import names
 from atoll.api.gangs import SuspendedOwner
@@ -53,6 +54,28 @@ async def test_a_gang_goes_whole_though_its_owner_reference_makes_no_sense(tmp_p
         made.add_gang("g", 2, waitForPodsReady=QUICK)
         for number in range(2):
             made.change_pod(made.add_member("g", number), metadata={"ownerReferences": odd})
+        await settled(running, lambda: is_let_go(made, "g"))
+        await settled(running, lambda: any(path.endswith("/eviction") for _, path in running.api.writes), seconds=20)
+
+
+NESTED = b'{"metadata":{"uid":"u","name":"set"},"spec":{"suspend":false,"a":' + b"[" * 9000 + b"]" * 9000 + b"}}"
+"""What the API server stores of a kind without a schema; a decoder that reads it whole runs out of its stack."""
+
+
+@pytest.mark.parametrize("body", [NESTED, b'{"metadata":{"uid":"u"},"spec":[]}', b"[]"], ids=["nested", "odd", "list"])
+@pytest.mark.asyncio
+async def test_a_gang_goes_whole_though_its_owner_makes_no_sense(tmp_path: Path, body: bytes) -> None:
+    """What the owner is besides its switch is the user's: its pods go one by one where it cannot be read."""
+    owner = [{"kind": "JobSet", "apiVersion": "jobset.x-k8s.io/v1", "name": "set", "uid": "u", "controller": True}]
+
+    def answer(_method: str, path: str, _body: object) -> web.Response | None:
+        return web.Response(body=body, content_type="application/json") if path.endswith("/jobsets/set") else None
+
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.intercept(answer)
+        made.add_gang("g", 2, waitForPodsReady=QUICK)
+        for number in range(2):
+            made.change_pod(made.add_member("g", number), metadata={"ownerReferences": owner})
         await settled(running, lambda: is_let_go(made, "g"))
         await settled(running, lambda: any(path.endswith("/eviction") for _, path in running.api.writes), seconds=20)
 

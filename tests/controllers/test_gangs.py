@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from atoll.api import names
+from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.placing import find_places
 from atoll.cluster.leases import Holder
 from controllers.settings import WaitForPodsReadySettings
@@ -579,6 +580,35 @@ async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
         await settled(running, lambda: made.reason("small") == "Admitted")
     assert await reason_of_small("best-effort") == "Admitted"
     assert await reason_of_small("strict") == "WaitForOtherGangs"
+
+
+async def test_new_room_goes_to_the_gang_that_came_first_though_it_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried in vain a moment ago. A gang behind it, which is tried at once, does not pass it."""
+    tried: list[str] = []
+
+    def find(view: GangView, *arguments: Any) -> Any:
+        tried.append(view.gang.metadata.name)
+        return find_places(view, *arguments)
+
+    monkeypatch.setattr("controllers.gangs.admission.find_places", find)
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_gang("holder", 1)
+        made.add_member("holder", 0)
+        await settled(running, lambda: is_let_go(made, "holder", 1))
+        made.add_gang("first", 2)
+        for number in range(2):
+            made.add_member("first", number, priority=10)
+        await settled(running, lambda: tried.count("first") == 3)
+
+        made.add_gang("later", 2)
+        for number in range(2):
+            made.add_member("later", number)
+        made.delete("holder-0")
+
+        await settled(running, lambda: "Admitted" in (made.reason("first"), made.reason("later")))
+        assert made.reason("first") == "Admitted"
 
 
 BLOCK, HOST = "example.com/block", "kubernetes.io/hostname"

@@ -22,8 +22,9 @@ from atoll.explain.wording import sentence
 from atoll.kube.authorization import PathAuthorizer
 from atoll.service.errors import SettingsError
 from atoll.service.metrics import Metrics
+from atoll.service.pages import PAGE_HEADERS
 from atoll.service.settings import load
-from controllers.page.app import FILES, HEADERS, STATIC
+from controllers.page.app import FILES
 from controllers.page.authorization import (
     PEER_REVIEWS_BURST,
     PEERS_MAX,
@@ -304,8 +305,8 @@ def test_waiting_list_is_cut_and_counted() -> None:
 async def test_every_answer_forbids_what_the_page_does_not_need(page: Page, path: str) -> None:
     """Scripts and styles of our own alone, no frames, no guessing of types, nothing kept; refusals included."""
     async with page.client.get(path) as answer:
-        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
-    policy = HEADERS["Content-Security-Policy"]
+        assert {name: answer.headers.get(name) for name in PAGE_HEADERS} == PAGE_HEADERS
+    policy = PAGE_HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "*" not in policy
@@ -319,18 +320,18 @@ async def test_who_is_sent_away_because_of_too_many_is_told_to_be_careful_too(mo
         answer = await found.client.get("/")
 
         assert answer.status == 429
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert {name: answer.headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
 
 
 def test_files_load_nothing_from_elsewhere_and_hold_no_inline_code() -> None:
     """No address of another host, no inline script, style or handler, no sink that parses HTML."""
-    for name, _kind in FILES.values():
-        text = (STATIC / name).read_text()
+    for path, (file, _kind) in FILES.items():
+        text = file.read_text()
         addresses = set(re.findall(r"https?://[^\s\"'>]+", text)) - {"http://www.w3.org/2000/svg"}
-        assert addresses == set(), name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
-        assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", text), name
-    assert set(FILES) >= {f"/{path.name}" for path in STATIC.iterdir() if path.suffix != ".html"}
+        assert addresses == set(), path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), path
+        assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", text), path
+    assert set(FILES) == {"/", "/page.js", "/page.css", "/islands.js", "/stream.js", "/icon.svg"}
 
 
 @pytest.mark.parametrize(

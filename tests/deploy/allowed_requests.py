@@ -1,6 +1,6 @@
 """Everyday requests of users, Kubernetes and Atoll's own parts, one row each: none may be refused."""
 
-from tests.deploy.bypass_attempts import ENDED, MANY_TOLERATIONS, TERM
+from tests.deploy.bypass_attempts import ENDED, JOBSET, MANY_TOLERATIONS, PYTORCH, TERM, WORKLOAD
 from tests.deploy.requests import (
     ALLOCATION,
     JSON_PATCH,
@@ -142,10 +142,19 @@ PARTS = [
     Probe(title="the controllers suspend the Job of a gang", path="/apis/batch/v1/namespaces/doors/jobs/training",
             body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": {"suspend": True}},
             content_type=MERGE, identity="controllers"),
-    Probe(title="the controllers stop the Workload of a gang",
-            path="/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training",
-            body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": {"active": False}},
-            content_type=MERGE, identity="controllers"),
+    *(Probe(title=f"the controllers stop the {kind} of a gang", path=path, content_type=MERGE, identity="controllers",
+            body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": switch})
+      for kind, path, switch in (
+          ("Workload", WORKLOAD, {"active": False}),
+          ("PyTorchJob", PYTORCH, {"runPolicy": {"suspend": True}}),
+          ("JobSet", JOBSET, {"suspend": True}))),
+    annotate("the controllers wake a pod that its user gave as many annotations of Atoll's as he may", "noted",
+             {"gpu.scheduling/woken": "2"}, identity="controllers"),
+    Probe(title="a user labels a pod to which Atoll has added its annotations", path=f"{PODS}/noted-by-atoll",
+            body={"metadata": {"labels": {"team": "mine"}}}, content_type=MERGE),
+    Probe(title="the controllers say that a pod takes no annotation", path=f"{PODS}/waiting/status",
+            content_type="application/strategic-merge-patch+json", identity="controllers",
+            body={"status": {"conditions": [{"type": "gpu.scheduling/TakesAnnotations", "status": "False"}]}}),
     Probe(title="the controllers pin a member and open its gate", path=f"{PODS}/gated", content_type=MERGE,
             body={"spec": {"schedulingGates": [], "affinity": {"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [

@@ -162,6 +162,8 @@ ENDED = [{"name": "main", "image": "none", "imageID": "", "ready": False, "resta
 
 TRAINING = "/apis/batch/v1/namespaces/doors/jobs/training"
 WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training"
+PYTORCH = "/apis/kubeflow.org/v1/namespaces/doors/pytorchjobs/training"
+JOBSET = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/doors/jobsets/training"
 OWNER_DOORS = [
     Probe(title=f"the controllers change {what} of a {kind}", path=path, body=body, content_type=MERGE,
           identity="controllers", policy="atoll-owners")
@@ -171,6 +173,12 @@ OWNER_DOORS = [
         ("the labels", "Job", TRAINING, {"metadata": {"labels": {"team": "mine"}}}),
         ("a foreign annotation", "Job", TRAINING, {"metadata": {"annotations": {"team": "mine"}}}),
         ("more than the switch", "Workload", WORKLOAD, {"spec": {"active": False, "priority": 7}}),
+        ("the switch of other kinds", "Workload", WORKLOAD, {"spec": {"suspend": True}}),
+        ("another section's switch", "Workload", WORKLOAD, {"spec": {"runPolicy": {"active": False}}}),
+        ("what stands beside the specification", "Workload", WORKLOAD, {"spec": {"active": False}, "data": {"a": "b"}}),
+        ("the switch of other kinds", "PyTorchJob", PYTORCH, {"spec": {"suspend": True}}),
+        ("when it is cleaned up", "PyTorchJob", PYTORCH, {"spec": {"runPolicy": {"cleanPodPolicy": "All"}}}),
+        ("a training operator's switch", "JobSet", JOBSET, {"spec": {"runPolicy": {"suspend": True}}}),
         ("what it is admitted for", "Workload", WORKLOAD, {"spec": {"podSets": [{"name": "main", "count": 9}]}}),
     )
 ]  # fmt: skip
@@ -210,7 +218,13 @@ NOMINATION_DOORS = [
 
 TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
 NODE_TERM = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
-NOTES = {**shaped("x")["metadata"]["annotations"], **{f"gpu.scheduling/note-{number}": "" for number in range(33)}}
+
+
+def noted(count: int) -> dict[str, str]:
+    """Return the annotations of a pod with GPUs and so many more of Atoll's."""
+    notes = {f"gpu.scheduling/note-{number}": "" for number in range(count)}
+    return {**shaped("x")["metadata"]["annotations"], **notes}
+
 
 MANY_CONTAINERS = [shaped_container(f"c{number}", gpus=int(number == 0)) for number in range(257)]
 
@@ -236,7 +250,9 @@ SIZE_DOORS = [
                   "spec": spec}, policy="atoll-object-sizes")
       for kind, spec in (("GpuClaim", {"devices": {"count": 1}}), ("GpuGang", {"podSets": [{"name": "w", "count": 1}]}))
       for field in ("labels", "annotations")),
-    create("annotations that mean nothing", shaped("new", annotations=NOTES), policy="atoll-sizes"),
+    create("annotations that mean nothing", shaped("new", annotations=noted(33)), policy="atoll-sizes"),
+    Probe(title="annotations that mean nothing, added later", path=f"{PODS}/noted", content_type=MERGE,
+          body={"metadata": {"annotations": {"gpu.scheduling/one-more": ""}}}, policy="atoll-sizes"),
     create("containers without end", shaped("new", *MANY_CONTAINERS), policy="atoll-sizes"),
     create("too many tolerations", shaped("new", tolerations=MANY_TOLERATIONS), policy="atoll-sizes"),
     Probe(title="too many tolerations, added later", path=f"{PODS}/waiting", content_type=MERGE,

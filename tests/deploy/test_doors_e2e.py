@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy.allowed_requests import ERRANDS
 from tests.deploy.api_server import ApiAnswer, RealApi, manifests, wait_for
-from tests.deploy.bypass_attempts import DOORS
+from tests.deploy.bypass_attempts import DOORS, JOBSET, PYTORCH, WORKLOAD, noted
 from tests.deploy.requests import (
     ALLOCATION,
     GATES,
@@ -54,30 +54,25 @@ def refused_by(answer: ApiAnswer) -> str:
     return "" if answer.is_accepted else rest.partition("'")[0]
 
 
-def send_workload(api: RealApi) -> None:
-    """Create a Workload as Kueue would, of a kind that has only its name."""
+def send_owner(api: RealApi, path: str, kind: str, spec: Mapping[str, object]) -> None:
+    """Create an owner as another operator would, of a kind that has only its name."""
+    _, _, group, version, _, _, plural, name = path.split("/")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1beta2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    kind = {
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
+    definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": "workloads.kueue.x-k8s.io"},
-        "spec": {
-            "group": "kueue.x-k8s.io",
-            "names": {"kind": "Workload", "listKind": "WorkloadList", "plural": "workloads", "singular": "workload"},
-            "scope": "Namespaced",
-            "versions": [version],
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"},
         },
+        "spec": {"group": group, "names": names, "scope": "Namespaced", "versions": [served]},
     }
-    api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
-    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads"
-    body = {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "Workload",
-        "metadata": {"name": "training"},
-        "spec": {"podSets": [{"name": "main", "count": 2}], "queueName": "queue", "priority": 0},
-    }
-    wait_for(lambda: api.send("POST", path, body).status in {201, 409}, "the kind of Kueue's Workloads is served")
+    api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    body = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    folder = path.removesuffix(f"/{name}")
+    wait_for(lambda: api.send("POST", folder, body).status in {201, 409}, f"the kind {kind} is served")
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +115,8 @@ def furnished(api: RealApi, remove_policies: Callable[[], None]) -> RealApi:
         shaped("crowded", annotations={**shaped("x")["metadata"]["annotations"], **CROWD}),
         shaped("walled", runtimeClassName="atoll-nvidia"),
         pod("plain"),
+        shaped("noted", annotations=noted(30)),
+        shaped("noted-by-atoll", annotations=noted(33)),
         pod("volumes", volumes=VOLUMES),
         pod("waiting-plain", plain_container("main")),
     )
@@ -128,7 +125,9 @@ def furnished(api: RealApi, remove_policies: Callable[[], None]) -> RealApi:
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "app"}]}}
     training = {"metadata": {"name": "training"}, "spec": {"suspend": True, "parallelism": 2, "template": template}}
     api.send("POST", "/apis/batch/v1/namespaces/doors/jobs", {"apiVersion": "batch/v1", "kind": "Job", **training})
-    send_workload(api)
+    send_owner(api, WORKLOAD, "Workload", {"podSets": [{"name": "main", "count": 2}], "queueName": "q", "priority": 0})
+    send_owner(api, PYTORCH, "PyTorchJob", {"runPolicy": {"suspend": False}})
+    send_owner(api, JOBSET, "JobSet", {"suspend": False})
     for name, annotations in (("held", ALLOCATION), ("walled", ALLOCATION), ("plain", {}), ("volumes", {})):
         api.send("POST", f"{PODS}/{name}/binding", binding(name, annotations))
     return api

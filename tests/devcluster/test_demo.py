@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +20,10 @@ from atoll.cluster.objects import Lease, LeaseSpec, Metadata, OwnerReference, Po
 from atoll.cluster.release import Proof
 from devcluster.demo import __main__ as command
 from devcluster.demo import facts
+from devcluster.demo.errors import ExpectationFailed
 from devcluster.demo.facts import DemoSnapshot, FreeGpus, MachineRow, PodRow, Progress
+from devcluster.demo.job_room import JobRoom
+from devcluster.demo.job_scenes import play_jobs
 from devcluster.demo.stage import Terminal
 
 NODE = "lovelace"
@@ -295,3 +301,23 @@ def test_who_keeps_the_cluster_is_told_how_to_reach_and_to_end_it() -> None:
     assert "export KUBECONFIG=/state/demo/admin" in text
     assert "export PATH=/cache/k8s:$PATH" in text
     assert lines[-1].endswith("atoll dev down demo")
+
+
+def test_a_promise_of_the_play_of_jobs_that_breaks_names_a_log_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clusters are removed, so the logs are copied first."""
+    service, copies = tmp_path / "service", tmp_path / "copies"
+    service.mkdir()
+    copies.mkdir()
+    (service / "service.log").write_text("what the service said")
+    room = JobRoom(Terminal(Console(file=io.StringIO())), SimpleNamespace(log=service / "service.log"), {})
+
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+
+    with pytest.raises(ExpectationFailed) as failure:
+        play_jobs(room, [lambda room: room.expect(0, "two and two are five")])
+    log = re.search(r"not so: two and two are five; read (\S+)", str(failure.value))
+    assert log is not None
+    assert Path(log.group(1)).is_relative_to(copies)
+    assert Path(log.group(1)).read_text() == "what the service said"

@@ -117,3 +117,27 @@ def test_interrupting_the_demo_leaves_nothing_behind(name: str, moment: str) -> 
     assert done.returncode == 130, done.stdout + done.stderr
     assert "interrupted; nothing is left running" in done.stdout
     assert not state.cluster_folder(name).exists()
+
+
+@pytest.mark.long
+def test_the_play_of_jobs_shows_that_every_promise_holds(name: str) -> None:
+    """Borrowed quota, a preemption with checkpoint, a second cluster, a spent budget, the bill: the play checks each
+    itself, says so, and leaves nothing behind."""
+    done = subprocess.run(
+        [sys.executable, "-m", "devcluster.demo", "--play", "jobs", "--name", name],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"every promise held: 4 jobs of 2 tenants on 2 clusters, \d+ s$", said)
+    for part in (
+        "4 of them borrowed from acme",
+        "Preempted to accommodate a workload",
+        "sweep went on after step",
+        "they add up to 180300",
+        "the service chose east for evaluate",
+        "reached the budget of 0.02 USD: the job is paused",
+        "acme sees its own part of the bill alone",
+    ):
+        assert part in said
+    assert not [place for place in ("local", "east") if state.cluster_folder(f"{name}-{place}").exists()]

@@ -1,9 +1,6 @@
 """The job service's process beside a development cluster, used through the command line with real tokens."""
 
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +11,8 @@ from typer.testing import CliRunner
 
 from atollctl.__main__ import app
 from devcluster import DevCluster
+from devcluster.job_service import JobServiceProcess
 
-ATOLL = Path(sys.executable).with_name("atoll")
 WAIT_SECONDS = 240.0
 PAUSE_SECONDS = 0.2
 NAMESPACE = "tenant-acme"
@@ -27,7 +24,7 @@ RULES = {
 }
 
 
-class RunningService:
+class RunningService(JobServiceProcess):
     """The service's process and whoever calls it."""
 
     def __init__(
@@ -37,52 +34,13 @@ class RunningService:
         *,
         rules: Mapping[str, Any] = RULES,
         namespaces: Sequence[str] = (NAMESPACE, "tenant-other"),
-        options: Sequence[str | Path] = (),
-        database: str = "",
-        health_port: int = 0,
+        **options: Any,
     ) -> None:
-        self.options = options
-        self.cluster = cluster
-        self.folder = folder
-        self.database = database or f"sqlite:///{folder}/jobs.db"
-        self.health_port = health_port
-        self.process: subprocess.Popen[bytes] | None = None
-        self.url = ""
-        (folder / "access.yaml").write_text(yaml.safe_dump(dict(rules)))
-        for namespace in namespaces:
-            token = cluster.kubectl("create", "token", "default", "-n", namespace, check=True).stdout
-            (folder / namespace).write_text(token)
-
-    def start(self) -> None:
-        """Start the process and wait until it listens."""
-        log = self.folder / "service.log"
-        where = log.stat().st_size if log.exists() else 0
-        command = [
-            ATOLL, "jobs", "serve", "--kubeconfig", self.cluster.kubeconfig, "--port", "0",
-            "--health-port", self.health_port, "--database", self.database, "--access", self.folder / "access.yaml",
-            *self.options,
-        ]  # fmt: skip
-        with log.open("ab") as stream:
-            self.process = subprocess.Popen([str(word) for word in command], stderr=stream, stdout=stream)
-
-        def listens() -> str:
-            assert self.process is not None
-            text = log.read_text()[where:]
-            assert self.process.poll() is None, text
-            return "".join(re.findall(r'"url": ?"(http://127.0.0.1:\d+)"', text)[:1])
-
-        self.url = wait(listens, "the service to listen")
-
-    def kill(self) -> None:
-        """End the process without a word."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        super().__init__(cluster, folder, rules=rules, namespaces=namespaces, **options)
 
     def atoll(self, *words: str, by: str = NAMESPACE, status: int = 0) -> str:
         """Run `atoll ...` as an account and return what it prints."""
-        environment = {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / by)}
-        done = CliRunner().invoke(app, words, env=environment)  # a process each would be mostly imports
+        done = CliRunner().invoke(app, words, env=self.environment(by))  # a process each would be mostly imports
         assert done.exit_code == status, done.output
         return done.stdout if status == 0 else done.stderr
 

@@ -523,15 +523,21 @@ def start_job(yard: Yard, gang: str, *, count: int, gpus: int, **container: Any)
 
 
 def test_a_gang_below_goes_whole_for_one_above_it_and_comes_back(yard: Yard) -> None:
-    """Half of its GPUs are wanted: its Job is suspended, loses no try, and runs again when the other has ended."""
+    """Half of its GPUs are wanted: its Job is suspended, loses no try, and runs again when the other has ended, before
+    a gang that came after it: only who was not ready in time loses its place."""
     world = yard.world
     if world.maybe(f"{CLASSES}/{HIGH}") is None:
         world.cluster.api.request("POST", CLASSES, {"metadata": {"name": HIGH}, "value": 1000})
-    yard.gang("low", count=2)
+    rules = {"enable": True, "timeout": "300s", "requeuingStrategy": {**QUICK, "timestamp": "Eviction"}}
+    yard.gang("low", count=2, waitForPodsReady=rules)
     start_job(yard, "low", count=2, gpus=4)
     yard.wait_running("low", 2)
 
     world.claim("four", 4, **H100)
+    yard.gang("later", count=2)
+    for number in range(2):
+        yard.member("later", number, "four")
+    yard.wait_reason("later", "WaitForRoom")
     yard.gang("high", count=1)
     yard.member("high", 0, "four", priorityClassName=HIGH)
     yard.wait_running("high", 1)
@@ -543,6 +549,7 @@ def test_a_gang_below_goes_whole_for_one_above_it_and_comes_back(yard: Yard) -> 
     yard.wait_reason("low", "WaitForRoom")
     world.delete("high-0")
     yard.wait_running("low", 2)
+    assert yard.leases("later") == 0
     job = world.cluster.api.get(f"{JOBS.format(world.namespace)}/low")
     assert job["status"].get("failed", 0) == 0
 

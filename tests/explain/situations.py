@@ -114,8 +114,9 @@ def situation(
     asking: tuple[Pod, GpuClaim | None] | None = None,
     *,
     others: Sequence[Pod] = (),
+    refused: Mapping[str, str] | None = None,
 ) -> Situation:
-    """Return a situation.
+    """Return a situation. refused: why reports do not count, by node.
 
     Per node: `profile`, `heard` (None: never), `node` options, `status` for fields of the report's status by their
     names on the wire, and what `make_report` takes.
@@ -141,5 +142,6 @@ def situation(
         reports=tuple(reports),
         leases=tuple(lease for _, leases in holders for lease in leases),
         heartbeats=tuple(heartbeats),
+        refused=refused or {},
     )
     return Situation(snapshot, pod)

@@ -223,6 +223,7 @@ SITUATIONS: dict[str, ExpectedAnswer] = {
             {"n1": {"status": {"pods": [{"uid": "bound-after-the-backup", "live": True, "kubelet": True}]}}},
             [],
             waiting(1),
+            refused={"n1": names.REJECT_UNKNOWN_POD},
         ),
         PodState.UNKNOWN,
         (names.REJECT_UNKNOWN_POD, "pods of the uids bound-after-the-backup run there"),

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import ANY
 
 import orjson
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
@@ -18,8 +21,10 @@ from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app, build_health_app
 from extender.binder import Binder
 from extender.pending_releases import HOLD_SECONDS
+from extender.victims import SPARE_SECONDS
 from extender.wire import BindCall
 from tests.builders import make_allocation, make_pod, make_report, pod_json
+from tests.explain.situations import make_node
 from tests.fakes.clock import ManualClock, until
 
 
@@ -31,6 +36,9 @@ class FakeMirror:
     reason: str = ""
     claims: dict[tuple[str, str], GpuClaim] = field(default_factory=dict)
     listeners: list[Listener] = field(default_factory=list)
+    nodes: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
+    pods: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
+    restores_count: int = 0
 
     def on_change(self, listener: Listener) -> None:
         self.listeners.append(listener)
@@ -276,6 +284,44 @@ async def test_preempt_is_understood_in_both_forms(extender: Extender, form: str
     }
     too_many = {"Pod": pod_json("high", gpus=5, priority=5), **in_form(form, "n1", "low")}
     assert await extender.call("preempt", too_many) == {"NodeNameToMetaVictims": {}}
+
+
+SPARED: list[tuple[str, dict[str, Any], dict[str, Any], float, bool]] = [
+    ("it fits elsewhere", {}, {}, 0.0, True),
+    ("for a while", {}, {}, SPARE_SECONDS, False),
+    ("another node has a taint", {"taints": [{"key": "x", "effect": "NoSchedule"}]}, {}, 0.0, False),
+    ("another node has too little CPU", {"cpu": 1}, {}, 0.0, False),
+    ("it was sent there before", {}, {"annotations": {names.WOKEN: "1@n2"}}, 0.0, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("node", "pod", "seconds", "is_spared"), [row[1:] for row in SPARED], ids=[r[0] for r in SPARED]
+)
+async def test_nobody_is_evicted_for_a_pod_that_fits_on_a_node_that_was_not_looked_at(
+    extender: Extender,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    node: dict[str, Any],
+    pod: dict[str, Any],
+    seconds: float,
+    is_spared: bool,
+) -> None:
+    """kube-scheduler samples nodes; a wake-up names the one that fits."""
+    monkeypatch.setattr("atoll.cluster.wakeups.NOMINATION_NODES_MIN", 2)
+    low = make_pod("low", uid="low", node="n1", allocation=make_allocation("n1", 0, 1, 2, 3))
+    extender.mirror.ledger.put_pod(low)
+    extender.mirror.pods.store[("team", "low")] = low
+    for name, options in (("n1", {}), ("n2", node)):
+        extender.mirror.nodes.store[("", name)] = make_node(name, gpus=4, **options)
+    asking = pod_json("high", gpus=4, priority=5, overhead={"cpu": "2"}, **pod)
+    body = {"Pod": asking, **in_form("meta", "n1", "low")}
+
+    await extender.call("preempt", body)
+    await extender.clock.advance(seconds)
+    found = await extender.call("preempt", body)
+
+    assert found["NodeNameToMetaVictims"] == ({} if is_spared else {"n1": ANY})
 
 
 async def test_pod_that_asks_for_no_gpu_is_let_pass(extender: Extender) -> None:

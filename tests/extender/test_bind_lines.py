@@ -1,5 +1,6 @@
 """Log lines and metrics of binds: one line per bind, with pod, uid, node and attempt."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from atoll.api import names
@@ -18,8 +20,8 @@ from extender.binder import Binder, BinderSettings, CompletedBind
 from extender.wire import BindCall
 from tests.builders import make_pod, make_report
 from tests.extender.test_app import FakeMirror
-from tests.fakes.api_server import FakeApiServer, answering
-from tests.fakes.clock import ManualClock
+from tests.fakes.api_server import FakeApiServer, answering, status
+from tests.fakes.clock import ManualClock, until
 from tests.fakes.listening import kubeconfig
 
 BORN_SECONDS_AGO = 90.0
@@ -102,6 +104,35 @@ async def test_a_refused_bind_is_one_line_with_its_reason(bench: BindBench) -> N
     assert lines(logs) == [("Did not bind a pod", "team/p", "u1", "n1", "attempt-1")]
     assert logs[0]["err"]
     assert bench.told == []
+
+
+@pytest.mark.parametrize("are_in_the_backup", [False, True], ids=["its Leases are gone", "its Leases are there"])
+async def test_after_a_restore_a_binding_is_repeated_only_while_its_leases_are_there(
+    bench: BindBench, *, are_in_the_backup: bool
+) -> None:
+    """etcd was restored while the API server did not answer: somebody else may get the GPUs by now."""
+    binding = paths.binding("team", "p")
+    bench.server.put(paths.pods("team", "p"), {"metadata": {"name": "p", "namespace": "team", "uid": "u1"}})
+    asked = asyncio.Event()
+
+    async def be_away(_request: web.Request) -> web.StreamResponse:
+        asked.set()
+        return status(429, "TooManyRequests", "wait")
+
+    bench.server.fail(be_away, containing=binding)
+    with capture_logs() as logs:
+        bind = asyncio.create_task(bench.binder.bind(CALL))
+        await asked.wait()
+        bench.mirror.restores_count += 1
+        for path in [path for path in bench.server.objects if "/leases/" in path and not are_in_the_backup]:
+            bench.server.remove(path)
+        await until(lambda: bench.clock.next_alarm_seconds() is not None)
+        while not bind.done():
+            await bench.clock.advance(1.0)
+            await asyncio.sleep(0.001)
+
+    assert bench.server.count(f"POST {binding}") == (2 if are_in_the_backup else 1)
+    assert ("Leases are gone since etcd was restored" in str(logs)) != are_in_the_backup
 
 
 async def test_a_node_without_a_report_is_a_line_too(bench: BindBench) -> None:

@@ -1,5 +1,8 @@
 """URIs of models and checkpoints: formats, path escapes, addresses inside the cluster."""
 
+import struct
+from ipaddress import IPv4Address, IPv6Address
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from atoll.ml.uris import (
     refuse_checkpoint_uri,
     refuse_model_uri,
 )
+from tests.ml.special_addresses import CARRIERS, SPECIAL
 
 OPEN = MlPolicy()
 
@@ -229,12 +233,19 @@ def test_host_to_look_up_is_told(uri: str, host: str) -> None:
     assert host_of(uri) == host
 
 
-@given(
-    st.ip_addresses(network="10.0.0.0/8") | st.ip_addresses(network="fc00::/7") | st.ip_addresses(network="127.0.0.0/8")
-)
-def test_no_inner_address_is_public(address: object) -> None:
-    """However it is drawn."""
+@given(st.sampled_from(SPECIAL).flatmap(lambda network: st.ip_addresses(network=network)))
+def test_no_inner_address_is_public(address: IPv4Address | IPv6Address) -> None:
+    """No special purpose, however it is drawn; an IPv4 address is none in any IPv6 address that carries it either."""
     assert not is_public(str(address))
+    if isinstance(address, IPv4Address):
+        for carrier in CARRIERS:
+            assert not is_public(carrier.format(*struct.unpack("!HH", address.packed)))
+
+
+@given(st.ip_addresses())
+def test_what_python_knows_as_inner_is_not_public(address: IPv4Address | IPv6Address) -> None:
+    """The standard library's table is another one, and older."""
+    assert not is_public(str(address)) or address.is_global
 
 
 @given(st.text("s3hf:/.%2eE5cab@[]-_", max_size=40))

@@ -92,6 +92,8 @@ def _run_all(first: int, count: int, workers: int, guard: str) -> RunTotals:
     with get_context("fork").Pool(workers, maxtasksperchild=1) as pool:
         for tally in pool.imap(_run_chunk, chunks):
             total.add(tally)
+            for seed, text in tally.failures:
+                print(f"seed {seed}: {text}", flush=True)
             if guard and total.failures:
                 break
     return total
@@ -128,8 +130,6 @@ def main() -> int:
     began = time.monotonic()
     tally = _run_all(options.seed, options.histories, options.workers, options.without)
     _print(tally, time.monotonic() - began)
-    for seed, text in sorted(tally.failures)[:10]:
-        print(f"seed {seed}: {text}")
     if tally.failures and not options.no_shrink:
         _print_smallest(min(tally.failures)[0], options.without)
     return 1 if tally.failures else 0

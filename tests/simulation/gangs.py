@@ -38,6 +38,7 @@ LATE_SECONDS = 90.0
 """A gate may open so late where requests are: the gang's time begins with the last one."""
 START_SECONDS = 6.0
 LOOK_SECONDS = 0.5
+AGAIN_SECONDS = 2.0
 REASONS = {
     Verdict.BUSY: {"WaitForRoom", "WaitForOtherGangs", "AdmissionUndone"},
     Verdict.UNKNOWN: {"WaitForNodes"},
@@ -110,6 +111,17 @@ class JobController:
         self._server.create(f"{JOBS}/{name}", {"metadata": {"name": name}, "spec": {"suspend": False}})
         self.create_gang(name)
         self.work()
+
+    def run_again(self, name: str) -> bool:
+        """Replace a Job that has done its work by another of the name, as TTL and a CronJob do; the gang stays."""
+        job = self.jobs.get(name)
+        if job is None or len(job.done) < job.count:
+            return False
+        self.jobs[name] = SimulatedJob(name, job.count, job.gpus, job.is_never_ready, job.made)
+        self._server.delete(f"{JOBS}/{name}")
+        self._server.create(f"{JOBS}/{name}", {"metadata": {"name": name}, "spec": {"suspend": False}})
+        self.work()
+        return True
 
     def create_gang(self, name: str) -> None:
         """Create the GpuGang of a Job."""
@@ -269,7 +281,7 @@ class GangJudge:
         ready = {
             uid for uid, pod in members.items() if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")
         } - job.done
-        if len(ready) + len(known) >= job.count:
+        if len(ready) + len(known & job.done) >= job.count:
             self._enough_since.setdefault(name, self._loop.time())
         else:
             self._enough_since.pop(name, None)
@@ -394,7 +406,7 @@ class GangSteps:
 
     def take(self, step: Any) -> None:
         """Carry out one step; one that makes no sense now changes nothing."""
-        getattr(self, "_" + step.kind.replace(" ", "_"))(step)
+        getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)
 
     def _first(self, step: Any, phase: str) -> Object | None:
         found = (
@@ -447,6 +459,20 @@ class GangSteps:
     def _make_gang_anew(self, step: Any) -> None:
         if self._delete(GANGS, step.target):
             self._jobs.create_gang(step.target)
+
+    def _run_job_again(self, step: Any) -> None:
+        """Let every member that runs end well, and soon replace the Job if it has done its work by then. `number`: odd,
+        if its pods go with it."""
+        for pod in self._jobs.members(step.target):
+            if pod["status"].get("phase") == "Running":
+                self._world.machine(pod["spec"]["nodeName"]).finish(pod["metadata"]["uid"])
+        self._world.loop.call_later(AGAIN_SECONDS, self._replace_job, step)
+
+    def _replace_job(self, step: Any) -> None:
+        before = self._jobs.members(step.target)
+        if self._jobs.run_again(step.target) and int(step.number) % 2:
+            for pod in before:
+                self._server.delete(f"{PODS}/{pod['metadata']['name']}", force=True)
 
     def _lose_status_of_gang(self, step: Any) -> None:
         self._server.patch(f"{GANGS}/{step.target}", {"status": None})

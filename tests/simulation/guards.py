@@ -16,12 +16,14 @@ from atoll.cluster.gangs import lifecycle, member_requests
 from atoll.cluster.gangs.membership import key_of
 from atoll.cluster.gangs.queue import AdmissionAttempts
 from atoll.cluster.holds import DeviceHolds
+from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection
 from atoll.kube import patches
 from controllers import pod_calls
+from controllers.context import Context
 from controllers.gangs import lifecycle as gang_loop
 from controllers.gangs.admission import AdmissionReconciler
 from controllers.gangs.cache import GangCache
@@ -119,10 +121,11 @@ def _taken_over_leases_go_back() -> Undo:
 
 
 def _take_over_without_moving_the_pod() -> Undo:
-    async def move(self: orphans.OrphanReconciler, fenced: Any) -> Pod | None:
-        return self._context.mirror.pods.by_uid.get(fenced[0].holder.uid)
+    async def move(context: Context, holder: Holder, *, generation: int) -> Pod | None:
+        del generation
+        return context.mirror.pods.by_uid.get(holder.uid)
 
-    return swapping((orphans.OrphanReconciler, "_move_pod", move))
+    return swapping((orphans, "move", move))
 
 
 def _newer_version_without_asking_for_the_leases() -> Undo:

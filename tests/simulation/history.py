@@ -49,6 +49,8 @@ from tests.simulation.transport import SimulatedSession
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
 REST_SECONDS_MAX = 420.0
+PROCESS_SKEW_SECONDS_MAX = 120.0
+"""What one leader has dated is over by another's clock before a history must be at rest."""
 RESERVATION = "nightly"
 OWN = f"{RESERVATION_NAMESPACE}/"
 LOOK_SECONDS = 4.0
@@ -90,7 +92,8 @@ class SimulatedCluster:
         self.machines: list[SimulatedNode] = []
         self.excused: set[str] = set()
         self.judge = Judge(self.server, self.machines, is_excused=lambda name: name in self.excused)
-        self.surroundings = ShellEnvironment(self.server, self.weather, loop, self.plan.settings)
+        skew = min(plan.skew_seconds, PROCESS_SKEW_SECONDS_MAX)
+        self.surroundings = ShellEnvironment(self.server, self.weather, loop, self.plan.settings, skew)
         self.jobs = JobController(self.server, RESERVING_GANGS if plan.reserved_count else ())
         self.gang_steps = GangSteps(self)
         is_undisturbed = not self.plan.rates and all(step.kind in CALM_KINDS for step in self.plan.steps)

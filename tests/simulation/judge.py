@@ -41,7 +41,8 @@ class Judge:
         self._server = server
         self._machines = machines
         self._is_excused = is_excused
-        self._gpus: dict[str, int] = {}
+        self._repairs: list[Any] = []
+        """Requests for Leases of pods that might already use the GPU when they were sent."""
         self.broken: Broken | None = None
         self.checks_count = 0
         server.listeners.append(self._on_write)
@@ -129,20 +130,24 @@ class Judge:
         """A process asks for a Lease: it must not have asked for the same one for another pod a moment ago.
 
         A pod that may use the GPU already is promised nothing: its Lease was lost and is written again at once, and the
-        server carries out one of the two requests. The other order is a breach: whoever asks for the Lease of such a
-        pod knows that the GPU is taken.
+        server carries out one of the two requests. The other order is a breach, until that pod's end is proven: whoever
+        asks for the Lease of such a pod knows that the GPU is taken.
         """
         if method != "POST" or path != LEASES:
             return
         name, holder = body["metadata"]["name"], body["spec"]["holderIdentity"]
         marks = body["metadata"].get("annotations", {})
         node, uuid = marks.get(names.LEASE_NODE, ""), marks.get(names.LEASE_DEVICE_UUID, "")
-        if holder.rpartition("/")[2] in self._users(node, uuid):
+        users = self._users(node, uuid)
+        if holder.rpartition("/")[2] in users:
+            self._repairs.append(body)
             return
         asked = [one for other_method, other_path, one in in_flight if (other_method, other_path) == ("POST", LEASES)]
         for other in asked:
-            if other["metadata"]["name"] == name and other["spec"]["holderIdentity"] != holder:
-                self.break_promise(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
+            other_holder = other["spec"]["holderIdentity"]
+            is_repair = any(other is one for one in self._repairs) and other_holder.rpartition("/")[2] not in users
+            if other["metadata"]["name"] == name and other_holder != holder and not is_repair:
+                self.break_promise(1, f"one process promised {name} to {holder} and {other_holder}")
 
     # The end
 

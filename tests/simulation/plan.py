@@ -62,6 +62,9 @@ GANG_KINDS: dict[str, float] = {
     "replace by smaller gang": 1.0,
 }
 """What may happen to gangs, in histories of their own."""
+LATER_GANG_KINDS: dict[str, float] = {**GANG_KINDS, "finish member": 8.0, "run Job again": 3.0}
+LATER_GANGS_FROM = 2000
+"""Seeds beyond it draw from LATER_GANG_KINDS, so that the others keep their histories."""
 STORM_KINDS: dict[str, float] = {
     "create gang": 4.0,
     "delete waiting member": 4.0,
@@ -78,7 +81,7 @@ STORM_KINDS: dict[str, float] = {
     "reboot": 0.5,
 }
 """What may happen to gangs while writes and watches are late."""
-CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete", "hear verdict"})
+CALM_KINDS = frozenset({*LATER_GANG_KINDS, "create", "finish", "delete", "hear verdict"})
 """What disturbs nobody's view."""
 RESERVATION_KINDS: dict[str, float] = {"make reservation anew": 2.0, "end reservation": 1.0, "delete reservation": 1.0}
 """What may happen to a reservation, where there is one."""
@@ -86,7 +89,7 @@ RESERVATION_STEPS_MAX = 3
 RESERVING_GANGS = ("g0",)
 
 
-GANG_STEPS = frozenset({*GANG_KINDS, "delete waiting member", "hear verdict"})
+GANG_STEPS = frozenset({*LATER_GANG_KINDS, "delete waiting member", "hear verdict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,8 @@ def gang_plan_of(seed: int) -> Plan:
     """Draw a history of gangs: half of them in calm weather, and all with machines whose clocks are off by minutes."""
     rng = random.Random(seed)
     is_calm = rng.random() < 0.5
-    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in GANG_KINDS.items()}
+    of_gangs = LATER_GANG_KINDS if seed >= LATER_GANGS_FROM else GANG_KINDS
+    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in of_gangs.items()}
     others = ("create", "finish") if is_calm else ("create", "finish", "kill controllers", "silence agent", "reboot")
     kinds |= {kind: KINDS[kind] * (0.2 if kind == "create" else 1.0) for kind in others}
     count = rng.randint(6, 16)

@@ -83,6 +83,7 @@ class ShellEnvironment:
     weather: FaultPlan
     loop: VirtualLoop
     settings: dict[str, Any] = field(default_factory=dict)
+    skew_seconds: float = 2.0
 
     def session(self, name: str) -> SimulatedSession:
         """Return the network of one process."""
@@ -99,8 +100,9 @@ class ShellEnvironment:
         )
 
     def clock(self, name: str) -> VirtualClock:
-        """Return the clock of one process: their wall clocks disagree by some seconds."""
-        return VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {name}", -2.0, 2.0))
+        """Return the clock of one process; its next start may be on another machine, with another clock."""
+        skew = self.weather.between(f"skew {name}", -self.skew_seconds, self.skew_seconds)
+        return VirtualClock(self.loop, skew_seconds=skew)
 
 
 class StubRequest:

@@ -2,8 +2,10 @@
 
 import fcntl
 import hashlib
+import json
 import socket
 import ssl
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.ml import uris
+from tests.ml.special_addresses import SPECIAL
 from tests.service.certificates import Authority
 from tests.worker.s3_server import BUCKET
 from worker import FetchLimits, ModelMismatch, ModelRefused, fetch_model
 from worker.downloads import REDIRECTS_MAX, is_public
-from worker.models import CACHE, CHECKSUM, HOSTS, HUB, HUB_TOKEN, URI
+from worker.models import CACHE, CHECKSUM, HOSTS, HUB, HUB_TOKEN, MLFLOW, MLFLOW_TOKEN, URI
 from worker.objects import connect
 
 WEIGHTS = b"weights" * 1000
@@ -213,6 +216,54 @@ def test_hugging_face_gives_one_file_of_a_revision(registry: Registry, variables
     assert registry.asked == [(resolved, "Bearer hf_secret"), ("/m.bin?signature=s", "")]
 
 
+ASKED = "/api/2.0/mlflow/model-versions/get-download-uri?name=llama&version=7"
+ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts/1/abc"
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "token"),
+    [
+        ("mlflow-artifacts:/1/abc", f"{ARTIFACTS}/m.bin", "Bearer secret"),
+        ("http://localhost:PORT/elsewhere/", "/elsewhere/m.bin", ""),
+    ],
+    ids=["on the server", "on another"],
+)
+def test_mlflow_says_where_a_version_lies(
+    registry: Registry, variables: dict[str, str], place: str, path: str, token: str
+) -> None:
+    """The token goes to the server alone. A version does not change: what is cached needs no server."""
+    registry.bodies |= {ASKED: json.dumps({"artifact_uri": place.replace("PORT", str(registry.port))}).encode()}
+    registry.bodies[path] = WEIGHTS
+    server = variables | {MLFLOW: registry.url, MLFLOW_TOKEN: "secret"}
+    for _ in range(2):
+        found = fetch_model(f"mlflow://127.0.0.1:{registry.port}/llama/7", file="m.bin", variables=server)
+        assert (found.name, found.read_bytes()) == ("m.bin", WEIGHTS)
+
+    assert registry.asked == [(ASKED, "Bearer secret"), (path, token)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"{", "does not say where llama 7 lies"),
+        (b"[]", "does not say where llama 7 lies"),
+        (b" " * 70_000, "more than 65536 bytes"),
+        (b'{"artifact_uri": "/mnt/models"}', "must serve it"),
+        (b'{"artifact_uri": "file:///etc"}', "must serve it"),
+        (b'{"artifact_uri": "mlflow-artifacts:/../secrets"}', "must serve it"),
+        (b'{"artifact_uri": "mlflow-artifacts://other/1/abc"}', "must serve it"),
+        (b'{"artifact_uri": "https://169.254.169.254/latest"}', "which is not public"),
+    ],
+)
+def test_what_mlflow_says_is_judged(registry: Registry, variables: dict[str, str], answer: bytes, told: str) -> None:
+    """Nonsense, and places that no job may read."""
+    registry.bodies[ASKED] = answer
+    with pytest.raises(ModelRefused, match=told):
+        fetch_model(
+            f"mlflow://127.0.0.1:{registry.port}/llama/7", file="m.bin", variables=variables | {MLFLOW: registry.url}
+        )
+
+
 def test_a_token_goes_to_no_other_registry(registry: Registry, variables: dict[str, str]) -> None:
     """HF_TOKEN is set in many containers."""
     fetch_model(variables=variables | {HUB_TOKEN: "hf_secret"})
@@ -270,9 +321,11 @@ def test_a_registry_shows_the_certificate_of_its_host(
         ("https://user:pass@example.com/m.bin", "", "without a user"),
         ("https://example.com:99999/m.bin", "", "is no URL"),
         ("https://[::1/m.bin", "", "is no URL"),
-        ("file://host/m.bin", "", "must begin with"),
-        ("ftp://example.com/m.bin", "", "must begin with"),
-        ("mlflow://example.com/m/1", "", "must begin with"),
+        ("file://host/m.bin", "", "must be file"),
+        ("ftp://example.com/m.bin", "", "must be file"),
+        ("mlflow://example.com/m/1", "", "needs the name of a file"),
+        ("mlflow://example.com/m", "m.bin", "mlflow://SERVER/NAME/VERSION"),
+        ("wandb://entity/project/m", "m.bin", "wandb's own client"),
         ("s3://169.254.169.254:80/m.bin", "", "no valid bucket"),
         ("s3://user@bucket/m.bin", "", "no valid bucket"),
         ("hf://org/name@main", "", "with the name of a file"),
@@ -325,6 +378,9 @@ def test_a_host_inside_is_contacted_only_if_it_is_listed(
         ("file:///etc/passwd", "for hosts in"),
         ("https://[", "to no URL"),
         ("https://" + "a" * 70 + ".com/", "no name of a host"),
+        ("/m\u00e9.bin", "other characters than a URL has"),
+        ("/m.bin?a=\u00e9", "other characters than a URL has"),
+        ("/m.bin?a=\u0001", "other characters than a URL has"),
         ("/again", f"more than {REDIRECTS_MAX} times"),
     ],
 )
@@ -337,6 +393,41 @@ def test_a_redirect_leads_no_further_than_a_uri(
         fetch_model(variables=variables)
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/none.bin?signature=",
+        "/secret?signature=",
+        "/again?signature=",
+        "/m\u00e9.bin?signature=",
+        "/cut.bin?signature=",
+        "https://169.254.169.254/m.bin?signature=",
+        "https://user:hush@example.com/m.bin?signature=",
+        "https://hush@[::1/m.bin?signature=",
+        "https://example.com:x/m.bin?signature=",
+        "ftp://example.com/m.bin#signature=",
+        "//[/m.bin?signature=",
+    ],
+)
+def test_no_error_shows_what_a_signed_url_carries(registry: Registry, variables: dict[str, str], target: str) -> None:
+    """Whoever reads the log of a job could use it; a whole traceback has none of it either."""
+    registry.redirects |= {"/m.bin": f"{target}hush", "/again?signature=hush": "/again?signature=hush"}
+    registry.bodies["/cut.bin?signature=hush"] = WEIGHTS
+    registry.cuts = 10
+    with pytest.raises((ModelRefused, OSError)) as caught:
+        fetch_model(variables=variables)
+
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_uri_that_is_refused_is_shown_without_its_query(variables: dict[str, str]) -> None:
+    """A signed URL is no URI of a model, and still a secret."""
+    with pytest.raises(ModelRefused) as caught:
+        fetch_model("https://hush@example.com/m.bin?signature=hush", variables=variables)
+
+    assert "hush" not in str(caught.value)
+
+
 @given(
     st.one_of(
         st.ip_addresses(v=4),
@@ -344,9 +435,7 @@ def test_a_redirect_leads_no_further_than_a_uri(
         st.sampled_from(["64:ff9b::", "2002::", "2001::", "::", "::ffff:0:0", "fc00::", "fe80::"]).flatmap(
             lambda start: st.integers(0, 2**32 - 1).map(lambda low: IPv6Address(start) + low)
         ),
-        st.sampled_from(["10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"]).flatmap(
-            lambda network: st.ip_addresses(network=ip_network(network))
-        ),
+        st.sampled_from(SPECIAL).flatmap(lambda network: st.ip_addresses(network=ip_network(network))),
     )
 )
 def test_the_rule_is_the_one_of_submission(address: IPv4Address | IPv6Address) -> None:

@@ -90,10 +90,12 @@ class TopologyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `count` members of a pod set in one domain of `level` (anti-affinity to itself, a host port)."""
+    """At most `count` members of a pod set in one domain of `level` (anti-affinity to itself, a host port, a spread).
+    present: others that count as well, per host."""
 
     level: str
     count: int
+    present: Mapping[str, int] = field(default_factory=lambda: NOTHING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

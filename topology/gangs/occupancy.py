@@ -95,9 +95,13 @@ class SearchOccupancy:
             if level is None:
                 continue
             left = np.full(tree.size(level), limit.count, dtype=np.int64)
+            for name, count in limit.present.items():
+                if name in self.snapshot.index:
+                    left[tree.above[level][self.snapshot.index[name]]] -= count
             for host, counts in self.members.items():
                 left[tree.above[level][host]] -= counts.get(pod_set.name, 0)
-            room[level] = np.minimum(np.maximum(left, 0), room.get(level, left))
+            left = np.maximum(left, 0)
+            room[level] = np.minimum(left, room.get(level, left))
         return room
 
     def _counted(self, pod_set: PodSet, beside: PodSet | None) -> Ints:

@@ -76,6 +76,14 @@ def place_unit(
     return refusal(unit, occupancy, question.counts, question.counts.members[question.tree.hosts], among)
 
 
+def host_capacity(pod_set: PodSet, snapshot: HostSnapshot) -> dict[str, int]:
+    """Members of a pod set that each host could hold if nobody else came, hosts without room left out."""
+    capacity = _allowed(pod_set, SearchOccupancy(snapshot), Rules(), None, beside=None)
+    room = SearchOccupancy(snapshot).room(pod_set).get(snapshot.tree.hosts, capacity)
+    rows = zip(snapshot.hosts, np.minimum(capacity, room).tolist(), strict=True)
+    return {host.name: count for host, count in rows if count > 0}
+
+
 def _nearest(question: DescentInput) -> DescentResult | None:
     """The nearest places. If several domains of the requested level are needed, the search is not exhaustive; Kueue's
     order is tried as well, so that Atoll never uses more of them."""

@@ -39,7 +39,7 @@ from atoll.cluster.gangs.membership import (
     of_admission,
     owner_uid,
 )
-from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum, readiness
+from atoll.cluster.gangs.readiness import QuorumCount, have_all_succeeded, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.succeeded import known_uids, of_owners, remember
@@ -77,9 +77,8 @@ class GangView:
     obstacle: Obstacle | None = None
 
     def __post_init__(self) -> None:
-        status = self.status
-        members = of_admission(self.members, status.admission, known_uids(status.succeeded))
-        object.__setattr__(self, "members", members)
+        if self.is_admitted:
+            object.__setattr__(self, "members", self.of_last_admission)
 
     @property
     def status(self) -> GpuGangStatus:
@@ -90,6 +89,11 @@ class GangView:
     def is_admitted(self) -> bool:
         """Whether the gang is admitted."""
         return conditions.is_true(self.status.conditions, names.CONDITION_ADMITTED)
+
+    @property
+    def of_last_admission(self) -> tuple[GangMember, ...]:
+        """The members without those that ended before the last admission, which may be over by now."""
+        return of_admission(self.members, self.status.admission, known_uids(self.status.succeeded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class LifecycleDecision:
 def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> LifecycleDecision:
     """Decide about one gang. `jitter` from 0 to 1 moves the end of a pause."""
     spec = view.gang.spec
-    succeeded = remember(view.status.succeeded, view.members, is_admitted=view.is_admitted)
+    succeeded = remember(view.status.succeeded, view.of_last_admission, is_admitted=view.is_admitted)
     tallied = readiness(spec, view.members, succeeded)
     status = view.status.model_copy(
         update={
@@ -154,10 +158,11 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     if remains and is_evicted:
         message = f"{len(remains)} members of the evicted admission have not ended yet"
         return LifecycleDecision(GangAction.EVICT, wait_for(status, "WaitForRelease", message, now_seconds), remains)
-    if remains or (not is_evicted and _has_finished(view, status)):
+    has_finished = _has_finished(view, status, is_evicted=is_evicted)
+    if remains or (has_finished and not status.suspended_owners):
         return LifecycleDecision(GangAction.NOTHING, _adopt(view, status, now_seconds), again_seconds=0.0)
     status, requeue_at = _with_pause(view, status, now_seconds)
-    if requeue_at > now_seconds:
+    if requeue_at > now_seconds and not has_finished:
         count = status.requeue_state.count if status.requeue_state is not None else 0
         message = f"evicted {count} times; retried at {text_of(requeue_at)}"
         waiting = wait_for(status, "WaitForRequeue", message, now_seconds)
@@ -181,9 +186,14 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     return _undo_or(view, LifecycleDecision(GangAction.PLACE, in_phase(status, "Waiting"), chosen))
 
 
-def _has_finished(view: GangView, status: GpuGangStatus) -> bool:
-    """Return whether all work is done and no member waits to do more."""
-    return not status.members and readiness(view.gang.spec, view.members, status.succeeded).is_enough
+def _has_finished(view: GangView, status: GpuGangStatus, *, is_evicted: bool) -> bool:
+    """Return whether all work is done and no member waits to do more. Of an evicted gang every member must have ended
+    well before it was stopped: their owner creates all others again, whatever the gang needs at least."""
+    if status.members:
+        return False
+    if is_evicted:
+        return have_all_succeeded(view.gang.spec, view.of_last_admission, status.succeeded)
+    return readiness(view.gang.spec, view.members, status.succeeded).is_enough
 
 
 def _with_pause(view: GangView, status: GpuGangStatus, now_seconds: float) -> tuple[GpuGangStatus, float]:
@@ -345,7 +355,8 @@ def _evict(
             message = f"{message}; eviction {count} surpasses the limit of {view.policy.requeuing.limit_count}"
             status = fail(status, names.CONDITION_ACTIVE, "RequeuingLimitExceeded", message, now_seconds)
     status = meet(status, names.CONDITION_EVICTED, why.reason, message, now_seconds)
-    status = close_admission(wait_for(status, "WaitForRelease", message, now_seconds))
+    closed = close_admission(wait_for(status, "WaitForRelease", message, now_seconds))
+    status = closed.model_copy(update={"admission": status.admission})  # its members still end, well or not
     concerned = tuple(m for m in view.members if m.stage in STARTED or m.holds)
     return LifecycleDecision(
         GangAction.EVICT, in_phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
@@ -360,7 +371,7 @@ def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStat
 def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     """Take over members that run or have done all work while this GpuGang has no admission: it was created again, or
     lost its status. It continues the admission of most members, with the same id; timeouts start now."""
-    running = _remains(view.members) or view.members
+    running = _remains(view.members) or view.of_last_admission
     known = Counter(admission_of(member) for member in running).items()
     admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
     message = "members that already run were taken over"

@@ -1,7 +1,7 @@
 """What a placement means for members: the GPUs that each gets, the gang's status, the pod's node and gate. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ def pinned_affinity(affinity: Mapping[str, Any] | None, node: str) -> dict[str, 
     return {**found, "nodeAffinity": node_affinity}
 
 
-def open_gate(spec: Mapping[str, Any], node: str) -> dict[str, Any]:
+def open_gate(affinity: Mapping[str, Any] | None, gates: Iterable[Mapping[str, Any]], node: str) -> dict[str, Any]:
     """Return the part of a pod's spec that pins it and takes Atoll's gate off, for one merge patch."""
-    gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != names.GANG_GATE]
-    return {"affinity": pinned_affinity(spec.get("affinity"), node), "schedulingGates": gates}
+    left = [gate for gate in gates if gate.get("name") != names.GANG_GATE]
+    return {"affinity": pinned_affinity(affinity, node), "schedulingGates": left}

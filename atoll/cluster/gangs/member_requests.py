@@ -28,6 +28,9 @@ def member_requests(
     found: dict[str, Request] = {}
     for member in members:
         pod = member.pod
+        if pod.spec.resource_claims:
+            message = f"pod {pod.metadata.name} uses ResourceClaims, whose devices a gang cannot be placed by"
+            return Obstacle("Invalid", f"{message}; remove spec.resourceClaims, or the pod from the gang")
         if not pods.is_gpu_pod(pod):
             continue
         request = request_of(pod, claim_of(pod), is_admitted=True, reservation=reservation_of(pod))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.cluster.feasibility import Verdict, listed
+from atoll.cluster.gangs.arranging import arrange
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
@@ -26,7 +27,6 @@ from atoll.cluster.requests import Request
 from topology.errors import TopologyError
 from topology.gangs.descent import StepBudget
 from topology.gangs.model import Placement
-from topology.gangs.search import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +142,15 @@ def _search(
         return NoPlacement(Verdict.UNKNOWN, question.message, "WaitForQuorum")
     budget.count(len(question.snapshot.hosts) * len(question.gang.pod_sets))
     try:
-        answer = place(question.gang, question.snapshot, budget=budget)
+        answer = arrange(question, cluster, budget)
     except TopologyError as error:
         return NoPlacement(Verdict.NEVER, str(error), "NeverFits")
-    if not isinstance(answer, Placement):
+    if not isinstance(answer, tuple):
         return NoPlacement(Verdict.BUSY, answer.text, "WaitForRoom")
-    if sum(assignment.count for assignment in answer.assignments) < needed:
+    arranged, placement = answer
+    if sum(assignment.count for assignment in placement.assignments) < needed:
         return None
-    return FoundPlacement(question, answer)
+    return FoundPlacement(arranged, placement)
 
 
 def _distance(found: FoundPlacement) -> tuple[int, ...]:

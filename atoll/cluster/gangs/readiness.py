@@ -96,6 +96,14 @@ def readiness(
     return count_quorum(spec, members, READY, succeeded)
 
 
+def have_all_succeeded(
+    spec: GpuGangSpec, members: Iterable[GangMember], succeeded: Sequence[SucceededMembers] = ()
+) -> bool:
+    """Tell whether as many members of every pod set have succeeded as it counts."""
+    found = counted(members, frozenset({MemberStage.SUCCEEDED}), succeeded)
+    return all(found[pod_set.name] >= pod_set.count for pod_set in spec.pod_sets)
+
+
 def placed(spec: GpuGangSpec, members: Iterable[GangMember], succeeded: Sequence[SucceededMembers] = ()) -> QuorumCount:
     """Count the members that have a place and have not failed, ready or not, or have succeeded."""
     return count_quorum(spec, members, COUNTING, succeeded)

@@ -4,7 +4,8 @@ Members that contradict each other give an Obstacle. Nodes that kube-scheduler w
 atoll.cluster.host_fit. What does not fit the empty machines never fits.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from atoll.api.gangs import GangPodSet, GpuGangSpec, TopologyMode
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.topologies import HOSTNAME
-from atoll.cluster import host_fit, pod_fit
+from atoll.cluster import host_fit, pod_fit, volume_fit
 from atoll.cluster.feasibility import NodeFacts, all_positions, missing_fact
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.lifecycle import Obstacle
@@ -25,6 +26,7 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
+from atoll.cluster.spread import SPREAD, has_spread_labels, spread_counts, strict_constraints
 from atoll.cluster.weakness import weaknesses
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
@@ -53,7 +55,7 @@ class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
     taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes; `pool`: the GPUs that
-    the gang is confined to, if it uses a GpuReservation."""
+    the gang is confined to, if it uses a GpuReservation; `namespaces`: labels of namespaces."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -61,8 +63,9 @@ class PlacementSnapshot:
     pods_on: Mapping[str, Sequence[Pod]]
     free: Mapping[str, Mapping[str, int]]
     last: frozenset[str] = frozenset()
-    volumes: host_fit.Volumes = field(default_factory=host_fit.Volumes)
+    volumes: volume_fit.Volumes = field(default_factory=volume_fit.Volumes)
     pool: ReservedPool | None = None
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict, init=False)
 
     def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
@@ -198,11 +201,14 @@ def search_input(
         if (found := tuple(member for member in chosen if member.pod_set == pod_set.name))
         for name, part in _parts(pod_set.name, found, cluster.volumes)
     }
+    users = Counter(name for member in chosen for name in set(volume_fit.claim_names(member.pod)))
+    shared = {name for name, count in users.items() if count > 1}
     for name, members in asked.items():
         problem = (
             _unlike(name, members, requests)
             or _contradicted(spec, name, members)
             or _scattered(spec, name, members, cluster.volumes)
+            or _without_volume(members, cluster.volumes, shared)
         )
         if problem is not None:
             return problem
@@ -212,9 +218,10 @@ def search_input(
         node_domains = node_domains.wide
     kinds = _kinds(cluster, node_domains)
     templates = {name: members[0].pod for name, members in asked.items()}
+    mates = tuple(templates.values())
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models),
+            _pod_set(spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models, mates),
             min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
@@ -313,7 +320,7 @@ def hosts_of(node_domains: NodeDomains, cluster: PlacementSnapshot) -> Iterable[
 
 
 def _parts(
-    name: str, members: tuple[GangMember, ...], volumes: host_fit.Volumes
+    name: str, members: tuple[GangMember, ...], volumes: volume_fit.Volumes
 ) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
     """Yield members separately if Kueue has chosen different domains for them (its choice stands, Atoll only chooses
     GPUs), or if their volumes are in different places, as in a StatefulSet."""
@@ -321,7 +328,7 @@ def _parts(
     chosen: dict[Hashable, list[GangMember]] = {}
     for member in members:
         selector = tuple(sorted((member.pod.spec.node_selector or {}).items())) if is_by_kueue else ()
-        chosen.setdefault((selector, host_fit.volume_requirements(member.pod, volumes)), []).append(member)
+        chosen.setdefault((selector, volume_fit.volume_requirements(member.pod, volumes)), []).append(member)
     if len(chosen) <= 1:
         yield name, members
         return
@@ -351,20 +358,28 @@ def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Req
 
 
 def _scattered(
-    spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: host_fit.Volumes
+    spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: volume_fit.Volumes
 ) -> Obstacle | None:
     """Return an obstacle for slices with volumes: slices need consecutive ranks, members must go to their volumes."""
     named = _named(spec, name)
     wanted = spec.topology_of(named) or spec.topology
     if PART not in name or wanted is None or not wanted.slices or not members:
         return None
-    if not host_fit.volume_requirements(members[0].pod, volumes):
+    if not volume_fit.volume_requirements(members[0].pod, volumes):
         return None
     return Obstacle(
         "Invalid",
         f"pods of pod set {named.name} have volumes in different places, and slices; remove the slices or the "
         f"volumes: {members[0].pod.metadata.name} is bound by its volume",
     )
+
+
+def _without_volume(
+    members: Sequence[GangMember], volumes: volume_fit.Volumes, shared: Collection[str]
+) -> Obstacle | None:
+    """Return an obstacle for a member whose claim no node could serve now. `shared`: claims of several members."""
+    problems = ((one.pod.metadata.name, volume_fit.volume_problem(one.pod, volumes, shared=shared)) for one in members)
+    return next((Obstacle("Invalid", f"pod {name}: {problem}") for name, problem in problems if problem), None)
 
 
 def _contradicted(spec: GpuGangSpec, name: str, members: Sequence[GangMember]) -> Obstacle | None:
@@ -382,12 +397,17 @@ def _pod_set(
     node_domains: NodeDomains,
     kinds: Mapping[NodeShape, str],
     models: Models,
+    mates: Sequence[Pod],
 ) -> PodSet:
     named = _named(spec, name)
     wanted = spec.topology_of(named)
     pod = members[0].pod
     nodes = [cluster.nodes[host] for host in node_domains.paths]
-    excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on, volumes=cluster.volumes)
+    excluded = host_fit.excluded_nodes(
+        pod, nodes, cluster.pods_on, volumes=cluster.volumes, namespace_labels=cluster.namespaces, mates=mates
+    )
+    unlabelled = [name for name in node_domains.paths if not has_spread_labels(pod, cluster.nodes[name])]
+    excluded = {**dict.fromkeys(unlabelled, SPREAD), **excluded}
     liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
     admitted: dict[str, tuple[int, ...]] = {}
     if request is not None:
@@ -405,7 +425,7 @@ def _pod_set(
         admitted=admitted,
         excluded=excluded,
         preferences=liked,
-        limits=_limits(pod, node_domains),
+        limits=_limits(pod, node_domains, cluster),
         group=_group(named, name, pod),
     )
 
@@ -442,22 +462,40 @@ def _enough(spec: GpuGangSpec, name: str, members: Sequence[GangMember], done: M
 
 
 def _constraints(pod: Pod) -> tuple[object, ...]:
-    return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity
+    strict = tuple(strict_constraints(pod))
+    return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity, strict, host_fit.host_ports(pod)
 
 
-def _limits(pod: Pod, node_domains: NodeDomains) -> tuple[Limit, ...]:
-    """Return how many members one domain may take by their own anti-affinity and host ports.
-
-    A label that is no level of the topology cannot be weighed here; kube-scheduler refuses what breaks it.
-    """
-    labels = [HOST if label == HOSTNAME else label for label in pod_fit.own_limits(pod)]
+def _limits(pod: Pod, node_domains: NodeDomains, cluster: PlacementSnapshot) -> tuple[Limit, ...]:
+    """Return how many members one domain may take by their own anti-affinity and host ports, and one host by a spread
+    that kube-scheduler judges by the host alone. What other labels mean is seen when a plan is rehearsed."""
+    labels = [level_of(label) for label in pod_fit.own_limits(pod)]
     if host_fit.host_ports(pod):
         labels.append(HOST)
-    return tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
+    alone = tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
+    by_host = (one for one in spread_counts(pod, tuple(cluster.nodes.values()), cluster.pods_on) if one.is_by_host)
+    hosts = [Limit(HOST, one.constraint.max_skew, one.present) for one in by_host if one.means(pod)]
+    choices = volume_fit.static_choices(pod, cluster.volumes)
+    if choices is not None:
+        reached = [volume_fit.reach(volume) for volume in choices]
+        lacking = {
+            name: len(reached) - sum(terms is None or host_fit.matches_terms(terms, node) for terms in reached)
+            for name, node in cluster.nodes.items()
+        }
+        hosts.append(Limit(HOST, len(reached), lacking))
+    return (*alone, *hosts)
+
+
+def level_of(label: str) -> str:
+    """Return the level of the search that a node label stands for, whether or not the topology has it."""
+    return HOST if label == HOSTNAME else label
 
 
 def _apart(name: str, templates: Mapping[str, Pod]) -> frozenset[str]:
     """Return the pod sets whose members may not share a host with those of one."""
+    own = templates[name]
     return frozenset(
-        other for other, pod in templates.items() if other != name and pod_fit.are_apart(templates[name], pod)
+        other
+        for other, pod in templates.items()
+        if other != name and (pod_fit.are_apart(own, pod) or host_fit.ports_clash(own, (pod,)))
     )

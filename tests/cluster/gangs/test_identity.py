@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
-from atoll.api.gangs import PRESENT_MAX, SUCCEEDED_MAX, GangAssignment, GpuGangStatus
+from atoll.api.gangs import PRESENT_MAX, SUCCEEDED_MAX, GangAssignment, GpuGangStatus, SuspendedOwner
 from atoll.api.times import text_of
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.gang_budgets import gang_budgets
@@ -26,6 +26,7 @@ GATED, STARTING, READY = MemberStage.GATED, MemberStage.STARTING, MemberStage.RE
 FAILED, SUCCEEDED, ENDING = MemberStage.FAILED, MemberStage.SUCCEEDED, MemberStage.ENDING
 PODS_READY, ADMITTED, EVICTED = names.CONDITION_PODS_READY, names.CONDITION_ADMITTED, names.CONDITION_EVICTED
 FIRST, SECOND = "admission-1", "admission-2"
+SUSPENDED = SuspendedOwner(api_version="batch/v1", kind="Job", name="j", uid="job-2")
 
 
 def changed(one: GangMember, *, admission: str = "", owner: str = "", is_victim: bool = False) -> GangMember:
@@ -125,6 +126,57 @@ def test_a_gang_that_is_made_anew_when_its_work_is_done_is_finished() -> None:
     life.look(*done, member(5, GATED))
     assert life.look(*done, member(5, GATED)).act is GangAction.NOTHING
     assert life.condition(ADMITTED) == ("False", "WaitForQuorum")
+
+
+WORK = {
+    "they end well while they are stopped": ((SUCCEEDED, SUCCEEDED), "Finished"),
+    "one is stopped before it is done": ((SUCCEEDED, ENDING), "Waiting"),
+    "one fails": ((SUCCEEDED, FAILED), "Waiting"),
+}
+
+
+@pytest.mark.parametrize(("stages", "phase"), WORK.values(), ids=WORK)
+@pytest.mark.parametrize("owner", ["job-2", ""])
+def test_an_evicted_gang_whose_members_all_end_well_is_finished(
+    owner: str, stages: tuple[MemberStage, ...], phase: str
+) -> None:
+    """It waits for no pause, resumes whom it suspended, and says that it is done; only one of two is not enough, also
+    where the gang needs no more, and pods that an earlier Job left behind are nobody's work of now."""
+    left = tuple(changed(member(number, SUCCEEDED), admission=FIRST, owner="job-1") for number in (7, 8))
+    life = Life(make_gang(2, minMember=1))
+    let_go(life, (*left, *(changed(member(number, GATED), owner=owner) for number in range(2))), SECOND)
+    started = [changed(member(number, STARTING), admission=SECOND, owner=owner) for number in range(2)]
+    life.look(*left, *started)
+    assert life.look(*left, *started, after=1e5).act is GangAction.EVICT
+    life.write(life.gang.status.model_copy(update={"suspended_owners": (SUSPENDED,)}))
+
+    ended = [changed(member(n, one), admission=SECOND, owner=owner) for n, one in enumerate(stages)]
+    acts = [life.look(*left, *ended).act]
+    life.write(life.gang.status.model_copy(update={"suspended_owners": ()}))
+    life.look(*left, *ended)
+    life.look(*left, *ended)
+
+    assert acts == [GangAction.RESUME if phase == "Finished" else GangAction.NOTHING]
+    assert life.gang.status.phase == phase
+    assert life.look(*left, *ended).act is GangAction.NOTHING
+
+
+def test_a_gang_whose_work_is_done_is_finished_also_after_it_was_inactive() -> None:
+    """Somebody turns spec.active off and on again, when the objects of its members are gone."""
+    life = begun(2, owner="job-1")
+    life.look(*(changed(member(number, SUCCEEDED), admission=FIRST, owner="job-1") for number in range(2)))
+    life.look()
+    assert life.gang.status.phase == "Finished"
+
+    life.set_active(active=False)
+    life.look()
+    life.look()
+    assert life.gang.status.phase == "Inactive"
+    life.set_active(active=True)
+    life.look()
+    life.look()
+
+    assert life.gang.status.phase == "Finished"
 
 
 def test_a_pause_that_the_clock_of_another_leader_set_too_far_ends_all_the_same() -> None:

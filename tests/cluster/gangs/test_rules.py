@@ -561,7 +561,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 )
 def test_pinning_only_tightens(affinity: Any, terms: Any) -> None:
     """Every term is narrowed and none is added: more the API server does not allow while a pod is gated."""
-    spec = open_gate({"affinity": affinity, "schedulingGates": [*GATES, {"name": "other"}]}, "n1")
+    spec = open_gate(affinity, [*GATES, {"name": "other"}], "n1")
 
     assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == terms
     assert spec["schedulingGates"] == [{"name": "other"}]

@@ -53,10 +53,10 @@ async function read(path, token, onEvent, onState) {
       clearTimeout(watchdog);
       watchdog = setTimeout(() => abort.abort(), SILENCE_MILLISECONDS_MAX);
       buffer = deliver(buffer + value, onEvent);
-      if (buffer.length > BUFFER_MAX) return { text: "The controllers sent an event without end." };
+      if (buffer.length > BUFFER_MAX) return { text: "The server sent an event without end." };
     }
   } catch {
-    return { heard, text: "The controllers do not answer; trying again." };
+    return { heard, text: "The server does not answer; trying again." };
   } finally {
     clearTimeout(watchdog);
     abort.abort();
@@ -80,5 +80,5 @@ function deliver(text, onEvent) {
 
 async function shortText(response) {
   const text = (await response.text()).trim().slice(0, 300);
-  return text || `The controllers answered ${response.status}.`;
+  return text || `The server answered ${response.status}.`;
 }

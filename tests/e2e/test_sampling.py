@@ -1,0 +1,91 @@
+"""kube-scheduler looks at 420 of 1,000 nodes at a time. The one that fits is found all the same, and nobody is evicted
+meanwhile. The real control plane and all of Atoll, no containers."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from atoll.api import names
+from atoll.kube import paths
+from bench.stand import NAMESPACE, make_namespace, write_reports
+from devcluster import DevCluster
+from devcluster.installation import Installation
+from devcluster.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+PARTS = ("webhook", "extender", "controllers")
+COMMON, RARE = "dgx-a100", "dgx-h100"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+NODES = 1000
+PODS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    """A thousand machines of one model and two of another, one of which is taken by a pod of low priority."""
+    with DevCluster.start(f"sampling-{uuid4().hex[:6]}", nodes=(), scheduler=False) as made:
+        installation = Installation(made)
+        made.start_kwok()
+        installation.apply_manifests()
+        make_namespace(made)
+        for prefix, count, shape in (("common", NODES, COMMON), ("rare", 2, RARE)):
+            made.create_fake_nodes(
+                count, prefix=prefix, labels={"example.com/model": prefix}, allocatable={names.GPU_RESOURCE: "8"}
+            )
+            write_reports(made, (shape,), prefix=prefix)
+        for part in PARTS:
+            installation.start(part, wait=False)
+        installation.start_scheduler()
+        installation.wait_ready(PARTS)
+        spec = {"devices": {"count": 8, "models": ["nvidia-h100"]}}
+        body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": "rare"}, "spec": spec}
+        made.api.request("POST", paths.gpuclaims(NAMESPACE), body)
+        for name, value in (("low", 1), ("high", 1000)):
+            made.api.request("POST", CLASSES, {"metadata": {"name": name}, "value": value})
+        create(made, "holder", priorityClassName="low", nodeSelector={"example.com/model": "rare"})
+        wait_until(lambda: node_of(made, "holder"), what="the holder to be bound", timeout_seconds=60)
+        yield made
+
+
+def create(cluster: DevCluster, name: str, **spec: Any) -> None:
+    """Create a pod that asks for a whole machine of the rare model."""
+    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
+    metadata = {"name": name, "annotations": {names.CLAIM: "rare"}}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container], **spec}}
+    cluster.api.request("POST", paths.pods(NAMESPACE), body)
+
+
+def node_of(cluster: DevCluster, name: str) -> str:
+    """Return the pod's node, empty while it has none."""
+    return str(cluster.api.get(paths.pods(NAMESPACE, name))["spec"].get("nodeName", ""))
+
+
+def refusals(cluster: DevCluster, name: str) -> int:
+    """Return how many attempts of kube-scheduler failed, by the events."""
+    events = cluster.api.get(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
+    mine = (one for one in events if one["regarding"]["name"] == name and one["reason"] == "FailedScheduling")
+    return sum(one.get("series", {}).get("count", 1) for one in mine)
+
+
+def test_the_one_node_that_fits_is_found_beyond_the_sample(cluster: DevCluster) -> None:
+    """Bound on the first or the second attempt, and nobody is evicted."""
+    refused = []
+    for number in range(PODS):
+        name = f"seeker-{number}"
+        create(cluster, name, priorityClassName="high")
+        wait_until(lambda name=name: node_of(cluster, name), what=f"{name} to be bound", timeout_seconds=60)  # type: ignore[misc]
+        refused.append(refusals(cluster, name))
+        assert node_of(cluster, name) != node_of(cluster, "holder")
+        assert "deletionTimestamp" not in cluster.api.get(paths.pods(NAMESPACE, "holder"))["metadata"]
+        cluster.api.request("DELETE", paths.pods(NAMESPACE, name), {"gracePeriodSeconds": 1})
+        wait_until(lambda name=name: name not in held(cluster), what="its GPUs to be free", timeout_seconds=60)  # type: ignore[misc]
+    assert max(refused) == 1, "some attempt looked past the node, and none did so twice"
+
+
+def held(cluster: DevCluster) -> str:
+    """Return the holders of all GPU Leases."""
+    leases = cluster.api.get(paths.leases(names.SYSTEM_NAMESPACE))["items"]
+    return " ".join(lease["spec"].get("holderIdentity") or "" for lease in leases)
