@@ -88,9 +88,9 @@ class PipelineEngine:
             await self._clock.sleep(self._look_seconds)
 
     async def _begin(self, run_id: str) -> None:
-        now = self._clock.now()
+        now, cluster = self._clock.now(), self._parts.api.settings.cluster
         try:
-            await self._parts.database.write(lambda session: advance(session, run_id, now=now))
+            await self._parts.database.write(lambda session: advance(session, run_id, now=now, cluster=cluster))
         except RunUnknown:
             log.info("A run was removed before it began", run=run_id)
 
