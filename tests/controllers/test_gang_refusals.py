@@ -70,7 +70,7 @@ async def test_a_gang_whose_member_takes_no_write_at_all_is_not_tried_without_a_
             made.add_member("later", 0)
             await settled(second, lambda: len(made.leases_of("later-0")) == 4 and not made.is_gated("later-0"))
 
-        (note,) = second.notes.notes_on(names.REASON_WRITE_REFUSED, "g")
+        note, *_ = second.notes.notes_on(names.REASON_WRITE_REFUSED, "g")
         assert "262144 bytes" in note
         assert len(counted) <= 12
         assert len(made.leases_of("g-0")) == 4
