@@ -58,6 +58,8 @@ def apply_pipeline(
     answer = asked(client, "POST", "", body=read_file(file, what="pipeline"), headers=headers, file=file)
     made = answer.json()
     show_line(f"pipeline/{made['name']} {'created' if answer.status == 201 else 'configured'} ({made['id']})")
+    for one in made["pipeline"].get("notes", ()):
+        typer.echo(f"note: {plain(one)}", err=True)
 
 
 @app.command(name="run")
@@ -134,6 +136,7 @@ def show_run(
         ("Message", found["message"]),
         ("Cause", found["cause"]),
         ("Inputs", json.dumps(found["inputs"]) if found["inputs"] else ""),
+        *(("Note", one) for one in found["notes"]),
         ("Started", found["started_at"] or ""),
         ("Ended", found["completed_at"] or ""),
     ):
@@ -147,7 +150,7 @@ def show_run(
             str(one["attempt"]),
             age_text(one["duration_seconds"]) if one["duration_seconds"] is not None else "",
             one["job_id"] or "",
-            one["error"] or one["skipped_because"] or "",
+            one["error"] or one["skipped_because"] or one["output"].get("message", ""),
         )
         for one in found["steps"]
     )

@@ -69,6 +69,7 @@ PIPELINES: Final = "/api/pipelines"
 PIPELINE: Final = PIPELINES + "/{pipeline_id}"
 RUNS: Final = PIPELINE + "/executions"
 RUN: Final = RUNS + "/{run_id}"
+NOTE_LENGTH_MAX: Final = 512
 
 
 class RunBody(BaseModel):
@@ -199,10 +200,12 @@ async def apply(request: Request, response: Response, parts: Parts, caller: Call
 
 def _parsed(body: bytes, request: Request, parts: ApiParts) -> Pipeline:
     policy = parts.rendering.policy()
-    workflow = parse(body, policy).envelope
-    if isinstance(workflow, WorkflowEnvelope):
+    envelope = parse(body, policy)
+    if isinstance(envelope.envelope, WorkflowEnvelope):
+        notes = [str(one)[:NOTE_LENGTH_MAX] for one in envelope.notes[:ENTRIES_MAX]]
         try:
-            body = json.dumps(pipeline_of_workflow(workflow, request.app.state.runners)).encode()
+            document = pipeline_of_workflow(envelope.envelope, request.app.state.runners)
+            body = json.dumps(document | {"notes": notes}).encode()
         except WorkflowMistake as mistake:
             raise invalid((mistake.problem,)) from mistake
     parsed = parse_pipeline(body, functions=request.app.state.functions, policy=policy)

@@ -149,8 +149,9 @@ class StepPerformer:
         return False
 
     async def _record(self, one: Try, outcome: TryOutcome) -> dict[str, Any]:
-        now = self._parts.clock.now()
-        await self._parts.database.write(lambda session: advance(session, one.run_id, now=now, ended=(one, outcome)))
+        now, cluster = self._parts.clock.now(), self._parts.api.settings.cluster
+        change = partial(advance, run_id=one.run_id, now=now, ended=(one, outcome), cluster=cluster)
+        await self._parts.database.write(change)
         return {}
 
     # Acting

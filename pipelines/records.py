@@ -49,6 +49,7 @@ class RunRecord(PipelineBase):
         UniqueConstraint("pipeline_id", "idempotency_key"),
         UniqueConstraint("pipeline_id", "number"),
         Index("ix_pipeline_runs_state", "state"),
+        Index("ix_pipeline_runs_ended_at", "ended_at"),
         Index("ix_pipeline_runs_pipeline_id_ended_at", "pipeline_id", "ended_at"),
     )
 

@@ -36,10 +36,12 @@ from atoll.pipelines.words import (
     RunState,
     SkipCause,
     StepState,
+    StepType,
 )
 from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
 from pipelines.errors import KeyTaken, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
+from pipelines.quota import gpu_room
 from pipelines.records import PipelineRecord, RunRecord, StepRecord
 
 PAGE_SIZE_MAX: Final = 200
@@ -305,8 +307,10 @@ def advance(
     *,
     now: datetime,
     ended: tuple[Try, TryOutcome] | None = None,
+    cluster: str = "",
 ) -> None:
-    """Record how a try ended, decide what follows, and record that.
+    """Record how a try ended, decide what follows, and record that. `cluster`: where jobs run; its free quota decides
+    whether the branches of a parallel step run together.
 
     Calling it again changes nothing, so it may be called after any crash. Raises RunUnknown.
     """
@@ -320,6 +324,8 @@ def advance(
     before = StepsBefore(records, run.steps)
     if ended is not None and run.of(ended[0].key).attempt == ended[0].attempt:
         run = after_try(run, ended[0].key, ended[1])
+    if any(one.step_type is StepType.PARALLEL and not run.of(one.name).has_ended for one in run.graph.pipeline.steps):
+        run = replace(run, room=gpu_room(session, cluster, get_pipeline(session, record.pipeline_id).tenant_id))
     run, decisions = settled(run)
     if record.state == RunState.PENDING:
         record.state, record.started_at = RunState.RUNNING.value, now

@@ -39,6 +39,7 @@ from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.cluster.machines import NodeDevices
+from atoll.cluster.pod_fit import affinity_terms
 from atoll.cluster.requests import Request
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
@@ -408,8 +409,8 @@ class AdmissionReconciler:
                 self._cache.forget_home(one.member.uid)
         if is_first and not may_begin:
             return
-        raise_first(await each(bare, ungate_one))
-        raise_first(await each(whole, ungate_one))
+        for wave in (*_waves(bare), *_waves(whole)):
+            raise_first(await each(wave, ungate_one))
 
     async def _pin(self, one: MemberAssignment, write: Awaitable[T]) -> T | None:
         """Await a write that sends a member to its node; None where one without GPUs does not take it."""
@@ -470,6 +471,14 @@ class GangEvents:
             self._places = {one: number for number, one in enumerate(ordered, start=1)}
             self._ordered_at = now
         return self._places.get(key, len(self._places))
+
+
+def _waves(assignments: Iterable[MemberAssignment]) -> tuple[list[MemberAssignment], ...]:
+    """Return the members in two parts: kube-scheduler refuses who has to be near others before those are there."""
+    parts: tuple[list[MemberAssignment], ...] = ([], [])
+    for one in assignments:
+        parts[bool(affinity_terms(one.member.pod))].append(one)
+    return parts
 
 
 def _is_given_out(devices: NodeDevices | None, allocation: Allocation) -> bool:

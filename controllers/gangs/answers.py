@@ -14,7 +14,7 @@ from atoll.kube.errors import MalformedAnswer
 T = TypeVar("T")
 
 
-class Identity(msgspec.Struct, frozen=True, rename="camel"):
+class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
     """Of any object."""
 
     uid: str = ""
@@ -33,10 +33,10 @@ class _OwnerSpec(msgspec.Struct, frozen=True, rename="camel"):
     run_policy: _Section | None = None
 
 
-class Owner(msgspec.Struct, frozen=True):
+class SwitchedOwner(msgspec.Struct, frozen=True):
     """An object that makes pods, with every switch that any kind has."""
 
-    metadata: Identity
+    metadata: ObjectIdentity
     spec: _OwnerSpec | None = None
 
 
@@ -52,7 +52,7 @@ class _Nomination(msgspec.Struct, frozen=True, rename="camel"):
 class NominatedMember(msgspec.Struct, frozen=True):
     """A gated pod as the write of its nomination left it."""
 
-    metadata: Identity
+    metadata: ObjectIdentity
     spec: _PinnedSpec
     status: _Nomination
 
@@ -60,7 +60,7 @@ class NominatedMember(msgspec.Struct, frozen=True):
 class Written(msgspec.Struct, frozen=True):
     """Any object, as our own write left it."""
 
-    metadata: Identity
+    metadata: ObjectIdentity
 
 
 def decode(raw: bytes, kind: type[T], path: str) -> T:

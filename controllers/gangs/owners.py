@@ -23,7 +23,7 @@ from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, MalformedAnswer, NotFound
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.gangs.answers import Owner, Written, decode
+from controllers.gangs.answers import SwitchedOwner, Written, decode
 
 log = structlog.get_logger(__name__)
 
@@ -185,14 +185,14 @@ async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_u
     return True
 
 
-async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> Owner | None:
+async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> SwitchedOwner | None:
     """Read an owner of a known kind; None for other kinds, one that makes no sense, and where it is gone or another
     one by now."""
     path = path_of(namespace, owner)
     if path is None:
         return None
     try:
-        body = decode(await context.api.get(path), Owner, path)
+        body = decode(await context.api.get(path), SwitchedOwner, path)
     except NotFound:
         return None
     except (Forbidden, MalformedAnswer) as error:
@@ -202,7 +202,7 @@ async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> Owne
 
 
 async def _switch(
-    context: Context, namespace: str, owner: SuspendedOwner, body: Owner, *, suspended: bool, mark: str | None
+    context: Context, namespace: str, owner: SuspendedOwner, body: SwitchedOwner, *, suspended: bool, mark: str | None
 ) -> None:
     kind = KINDS[_kind(owner)]
     value: dict[str, Any] = {kind.switch: kind.off is suspended}
@@ -213,7 +213,7 @@ async def _patch(
     context: Context,
     namespace: str,
     owner: SuspendedOwner,
-    body: Owner,
+    body: SwitchedOwner,
     *,
     mark: str | None,
     spec: dict[str, Any] | None = None,
@@ -235,7 +235,7 @@ async def _patch(
         raise
 
 
-def _is_suspended(body: Owner, owner: SuspendedOwner) -> bool:
+def _is_suspended(body: SwitchedOwner, owner: SuspendedOwner) -> bool:
     kind = KINDS[_kind(owner)]
     section = body.spec.run_policy if body.spec is not None and kind.section else body.spec
     return getattr(section, kind.switch, None) is kind.off

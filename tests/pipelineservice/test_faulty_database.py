@@ -19,7 +19,7 @@ T = TypeVar("T")
 SHARE = 0.3
 
 
-class FaultyDatabase(Database):
+class RefusingDatabase(Database):
     """Refuses some transactions, and loses the answer of others."""
 
     def __init__(self, url: str, seed: int) -> None:
@@ -40,7 +40,7 @@ async def test_a_failing_database_delays_runs(database: Database, database_url: 
     """Runs with jobs, functions, waits, retries and a cancelled job end as ever; each job exists once."""
     calls: list[str] = []
     world = EngineWorld(database, database_url, {"note": lambda _parameters, key: calls.append(key)})
-    world.parts = replace(world.parts, api=replace(world.parts.api, database=FaultyDatabase(database_url, 1)))
+    world.parts = replace(world.parts, api=replace(world.parts.api, database=RefusingDatabase(database_url, 1)))
     world.held = frozenset({"late"})
     steps: list[Any] = [
         step("first", config={"function_name": "note"}),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.cluster.gangs.node_domains import ALONE
-from atoll.cluster.gangs.rehearsal import Clash, Rule, find_clash
+from atoll.cluster.gangs.rehearsal import Clash, MemberRule, find_clash
 from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot, level_of
 from atoll.cluster.spread import SpreadCount, spread_counts
 from topology.gangs.descent import StepBudget
@@ -21,6 +21,8 @@ from topology.gangs.search import place
 
 TRIES_MAX: Final = 16
 ELSEWHERE: Final = "outside of the domain that other members leave"
+FEWER_MAX: Final = 64
+"""How many members fewer than there was room for are tried, where fewer are enough."""
 DOMAINS_MAX: Final = 8
 """Domains to which members with affinity to each other are confined in turn."""
 
@@ -63,28 +65,29 @@ def _mended(
     nodes = list(cluster.nodes.values())
     labels = {node.metadata.name: node.metadata.labels.get(clash.key) for node in nodes}
     domains = {name: value for name, value in labels.items() if value is not None}
-    if clash.rule is Rule.NEAR:
+    if clash.rule is MemberRule.NEAR:
         yield from _together(question, {clash.pod_set, clash.other}, domains)
     elif clash.pod_set != clash.other:
         for name in (clash.pod_set, clash.other):
             inside = [host for host, domain in domains.items() if domain == clash.domain]
             yield _changed(question, {name: (_without(_pod_set(question, name), inside),)})
-    elif clash.rule is Rule.APART:
+    elif clash.rule is MemberRule.APART:
         domains = {name: value if value is not None else ALONE for name, value in labels.items()}
         room = _room(_pod_set(question, clash.pod_set), question, domains)
         free = room.pop(ALONE, 0)
         roomiest = sorted(room, key=lambda domain: (-room[domain], domain))[: counts[clash.pod_set]]
-        rest = counts[clash.pod_set] - len(roomiest)
-        if rest <= free:
-            alone = dict.fromkeys(roomiest, 1) | ({ALONE: rest} if rest else {})
-            yield from _divided(question, clash.pod_set, alone, domains)
+        rest = min(counts[clash.pod_set] - len(roomiest), free)
+        alone = dict.fromkeys(roomiest, 1) | ({ALONE: rest} if rest else {})
+        yield from _divided(question, clash.pod_set, alone, domains)
     else:
         count = spread_counts(members[0].pod, nodes, cluster.pods_on)[clash.number]
         yield from _limited(question, clash, count)
         room = _room(_pod_set(question, clash.pod_set), question, count.domains)
-        shares = count.even_shares(counts[clash.pod_set], room)
-        if shares is not None:
-            yield from _divided(question, clash.pod_set, shares, count.domains)
+        for fewer in range(FEWER_MAX):
+            shares = count.even_shares(counts[clash.pod_set] - fewer, room)
+            if shares:
+                yield from _divided(question, clash.pod_set, shares, count.domains)
+                break
 
 
 def _together(
@@ -120,7 +123,8 @@ def _divided(
 ) -> Iterator[GangSearchInput]:
     """Divide a pod set among domains; each part keeps to its own. Slices need consecutive ranks and are not divided."""
     pod_set = _pod_set(question, name)
-    if pod_set.request.slices or len(question.gang.pod_sets) - 1 + len(shares) > POD_SETS_MAX:
+    is_enough = sum(shares.values()) >= (pod_set.count if pod_set.min_count is None else pod_set.min_count)
+    if not is_enough or pod_set.request.slices or len(question.gang.pod_sets) - 1 + len(shares) > POD_SETS_MAX:
         return
     group = pod_set.group or (name.partition(PART)[0] if pod_set.request.mode is Mode.REQUIRED else "")
     parts = []

@@ -16,7 +16,7 @@ from atoll.cluster.objects import LabelSelector, Pod
 from atoll.cluster.spread import spread_counts, strict_constraints
 
 
-class Rule(StrEnum):
+class MemberRule(StrEnum):
     """What kube-scheduler would refuse a member for."""
 
     APART = "pod anti-affinity"
@@ -29,7 +29,7 @@ class Clash:
     """Members of `pod_set` and `other`, perhaps the same, cannot be where they are. `key`: the rule's node label;
     `domain`: its value there; `number`: of the pod's strict spread constraint."""
 
-    rule: Rule
+    rule: MemberRule
     pod_set: str
     other: str
     key: str
@@ -96,14 +96,14 @@ def _clashes(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnap
             if pod_fit.term_matches(term, of=kind.pod, other=other.pod, labels=cluster.namespaces):
                 there = _domains(other, key, cluster)
                 shared = (domain for domain in here if there[domain] > (1 if other is kind else 0))
-                yield from (Clash(Rule.APART, kind.pod_set, other.pod_set, key, domain) for domain in shared)
+                yield from (Clash(MemberRule.APART, kind.pod_set, other.pod_set, key, domain) for domain in shared)
     yield from _unmet(kind, kinds, cluster)
     for number, count in enumerate(spread_counts(kind.pod, list(cluster.nodes.values()), cluster.pods_on)):
         meant = sum((other.on for other in kinds if count.means(other.pod)), Counter[str]())
         crowded = count.crowded(kind.on, meant)
         if crowded is not None:
             key = count.constraint.topology_key
-            yield Clash(Rule.SPREAD, kind.pod_set, kind.pod_set, key, crowded, number)
+            yield Clash(MemberRule.SPREAD, kind.pod_set, kind.pod_set, key, crowded, number)
 
 
 def _unmet(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnapshot) -> Iterator[Clash]:
@@ -125,7 +125,7 @@ def _unmet(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnapsh
         is_met = any(domains & here for domains in theirs) and not (is_own_kind and any(one - here for one in theirs))
         if len(here) > 1 or not is_met:
             other = next((one.pod_set for one in meant if one.pod_set != kind.pod_set), kind.pod_set)
-            yield Clash(Rule.NEAR, kind.pod_set, other, term.topology_key)
+            yield Clash(MemberRule.NEAR, kind.pod_set, other, term.topology_key)
 
 
 def _domains(kind: Rehearsed, key: str, cluster: PlacementSnapshot) -> Counter[str]:
