@@ -100,7 +100,8 @@ class HostileTenant:
     def _is_guarded(self) -> bool:
         path = f"/api/v1/namespaces/{self._home}/pods"
         answers = [self._send("POST", path, self._pod_body(**options), dry_run=True) for options in DEVICES]
-        return all("ValidatingAdmissionPolicy 'atoll-" in answer.message for answer in answers)
+        is_in_force = any("atoll-unclaimed-pods" in answer.message for answer in answers)
+        return is_in_force and not any(answer.is_accepted for answer in answers)
 
     def _act_all_the_while(self) -> None:
         while not self._stopped.wait(PAUSE_SECONDS):
