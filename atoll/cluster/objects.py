@@ -440,6 +440,15 @@ class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
     metadata: HeartbeatMetadata
 
 
+_decode_whole_class = msgspec.json.Decoder(StorageClass).decode
+
+
+def decode_storage_class(raw: bytes) -> StorageClass:
+    """Read a storage class; of a large one only so much as of a large pod."""
+    kind = _decode_whole_class(raw)
+    return kind if len(raw) <= LARGE_BYTES else first(kind, entries_max=ENTRIES_MAX)
+
+
 _decode_whole_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
 
 
@@ -484,6 +493,5 @@ decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 decode_volume = msgspec.json.Decoder(PersistentVolume).decode
-decode_storage_class = msgspec.json.Decoder(StorageClass).decode
 decode_namespace = msgspec.json.Decoder(Namespace).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode
