@@ -365,7 +365,8 @@ class JobReconciler:
         try:
             await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
         except IntegrityError:
-            await self._say(record, f"{sheet.chosen} has an active job of the same name and namespace", now)
+            why = "which has an active job of the same name and namespace"
+            await self._say(record, f"{self._cluster.name} is draining{MOVING}{sheet.chosen}, {why}", now)
             return MOVE_SECONDS
         mover.moved(record.id)
         return 0.0

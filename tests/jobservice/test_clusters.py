@@ -410,6 +410,21 @@ async def test_a_job_whose_new_cluster_goes_away_stays_on_its_way_out(two: TwoCl
     assert (moved.cluster_id, moved.attempt) == ("east", 2)
 
 
+async def test_a_job_whose_name_is_taken_in_its_new_cluster_stays_on_its_way_out(two: TwoClusters) -> None:
+    """Until the other job of that name has ended, it is in neither cluster, and the draining cannot be undone."""
+    job_id = await two.submit(job_type="training")
+    await two.database.write(
+        lambda session: create_job(session, replace(new_job(), cluster_id="east"), NOW, job_id=str(uuid4()))
+    )
+    two.home.ends = two.east.ends = False
+    await two.look(job_id)
+    two.mover.drains = True
+    waits = await two.look(job_id)
+
+    assert (waits.cluster_id, waits.state) == ("local", "running")
+    assert waits.message == f"local is draining{MOVING}east, which has an active job of the same name and namespace"
+
+
 async def test_what_has_ended_does_not_run_again(two: TwoClusters) -> None:
     """A training that completed just before its cluster was drained has succeeded, and moves nowhere."""
     job_id = await two.submit(job_type="training")
