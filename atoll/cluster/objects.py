@@ -392,6 +392,7 @@ class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel
 
     metadata: Metadata
     spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
+    status: VolumeStatus = VolumeStatus()
 
 
 class PriorityClass(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -87,6 +87,16 @@ class SpreadCount:
                 return self.domains[node]
         return None
 
+    def full(self, *, more: int) -> list[str]:
+        """Return the nodes that take no further pod now. `more`: 1 if that pod itself counts, else 0."""
+        totals, skew = self.totals({}), self.constraint.max_skew
+        most = skew + self.least(totals)
+        return [
+            node
+            for node, domain in self.domains.items()
+            if totals[domain] + more > most or (self.is_by_host and self.present.get(node, 0) + more > skew)
+        ]
+
 
 def strict_constraints(pod: Pod) -> Iterator[SpreadConstraint]:
     """Yield the constraints that kube-scheduler refuses a pod for."""
