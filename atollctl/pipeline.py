@@ -25,6 +25,7 @@ from atollctl.job_service import (
     read_file,
     refuse,
 )
+from atollctl.options import name_and_value
 from atollctl.output import Output, OutputOption, TableOption, age_text, plain, show_json, show_line, show_table
 from atollctl.service_client import ServiceClient
 
@@ -79,7 +80,7 @@ def run_pipeline(
     """Begin a run."""
     client = _client(server, token_file, ca)
     found = _pipeline(client, pipeline)
-    body = json.dumps({"inputs": dict(_input(one) for one in inputs or ())}).encode()
+    body = json.dumps({"inputs": dict(name_and_value(one) for one in inputs or ())}).encode()
     headers = JSON | {"Idempotency-Key": key or str(uuid4())}
     begun = asked(client, "POST", f"/{found['id']}/execute", body=body, headers=headers).json()
     show_line(f"run/{pipeline}/{begun['number']} {begun['status']}")
@@ -257,16 +258,6 @@ def _wait(client: ServiceClient, owner: Mapping[str, Any], found: dict[str, Any]
     show_line(f"run/{owner['name']}/{found['number']} {found['status']}")
     if found["status"] != "succeeded":
         refuse(plain(found["message"]), STATUS_WAITS)
-
-
-def _input(text: str) -> tuple[str, Any]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise typer.BadParameter(f"{text} has no value: write --input NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _age(moment: str, now: datetime) -> str:

@@ -346,9 +346,10 @@ class JobReconciler:
                 return await self._record_seen(record, job, state, seen, now)
         sheet = await mover.choose(record, job)
         if sheet.chosen is None:
-            await self._say(
-                record, f"{self._cluster.name} is draining, and no cluster takes the job: {sheet.told()}", now
-            )
+            is_leaving = MOVING in record.message  # its objects are gone, or going
+            so_far = f"{MOVING}another one, and" if is_leaving else ", and"
+            told = f"{self._cluster.name} is draining{so_far} no cluster takes the job: {sheet.told()}"
+            await self._say(record, told, now)
             return MOVE_SECONDS
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
@@ -364,7 +365,8 @@ class JobReconciler:
         try:
             await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
         except IntegrityError:
-            await self._say(record, f"{sheet.chosen} has an active job of the same name and namespace", now)
+            why = "which has an active job of the same name and namespace"
+            await self._say(record, f"{self._cluster.name} is draining{MOVING}{sheet.chosen}, {why}", now)
             return MOVE_SECONDS
         mover.moved(record.id)
         return 0.0

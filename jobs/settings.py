@@ -98,6 +98,8 @@ class JobServiceSettings(Settings):
     """Jobs that are reconciled at a time."""
     runners: Path | None = None
     """YAML file that says what runs each type of envelope: a job without name by type, for workflows as pipelines."""
+    usecase_templates: Path | None = None
+    """Folder with templates of use cases, as NAME.yaml, beside those that Atoll brings."""
     secrets: Path | None = None
     """Folder with secrets for steps of pipelines, as TENANT/NAME; steps name them in secret_headers."""
     outgoing_hosts: Annotated[tuple[str, ...], Field(max_length=256)] = ()

@@ -27,7 +27,10 @@ from jobs.audit import AuditEntry
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem, response_of
 from jobs.submission import KEY_LENGTH_MAX
 from pipelines.errors import (
+    DeploymentTaken,
+    DeploymentUnknown,
     KeyTaken,
+    PipelineDeployed,
     PipelineError,
     PipelineUnknown,
     RunActive,
@@ -324,6 +327,9 @@ _KINDS: Final[tuple[tuple[type[PipelineError], int, str, str], ...]] = (
     (PipelineUnknown, 404, "not-found", "Not found"),
     (RunUnknown, 404, "not-found", "Not found"),
     (TriggerUnknown, 404, "not-found", "Not found"),
+    (DeploymentUnknown, 404, "not-found", "Not found"),
+    (DeploymentTaken, 409, "name-taken", "The name is taken"),
+    (PipelineDeployed, 409, "deployed", "The pipeline belongs to a use case"),
     (RunActive, 409, "run-active", "Another run is active"),
     (RunNotEnded, 409, "run-not-ended", "The run cannot be run again"),
     (KeyTaken, 409, "key-reused", "The idempotency key belongs to another run"),

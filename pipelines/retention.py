@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from jobs.database import Database
 from pipelines.durable import forget_tries
 from pipelines.performing import StepClock
-from pipelines.records import RunRecord
+from pipelines.records import DeploymentRecord, RunRecord
 
 log = structlog.get_logger(__name__)
 
@@ -50,8 +50,10 @@ class RunRetention:
 
 
 def remove_runs(session: Session, before: datetime) -> int:
-    """Remove runs that ended before a time, oldest first, a bounded number; return how many."""
-    oldest = select(RunRecord.id).where(RunRecord.ended_at < before).order_by(RunRecord.ended_at)
+    """Remove runs that ended before a time, oldest first, a bounded number; return how many. Those of deployed use
+    cases stay."""
+    where = (RunRecord.ended_at < before, RunRecord.id.not_in(select(DeploymentRecord.run_id)))
+    oldest = select(RunRecord.id).where(*where).order_by(RunRecord.ended_at)
     ids = session.scalars(oldest.limit(RUNS_TOGETHER_MAX)).all()
     if ids:
         session.execute(delete(RunRecord).where(RunRecord.id.in_(ids)))

@@ -40,9 +40,9 @@ from atoll.pipelines.words import (
 )
 from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
-from pipelines.errors import KeyTaken, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
+from pipelines.errors import KeyTaken, PipelineDeployed, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
 from pipelines.quota import gpu_room
-from pipelines.records import PipelineRecord, RunRecord, StepRecord
+from pipelines.records import DeploymentRecord, PipelineRecord, RunRecord, StepRecord
 
 PAGE_SIZE_MAX: Final = 200
 ACTIVE: Final = tuple(state.value for state in RunState if state not in ENDED_RUNS)
@@ -403,8 +403,11 @@ def _locked_run(session: Session, run_id: str) -> RunRecord:
 
 
 def remove_pipeline(session: Session, pipeline_id: str) -> None:
-    """Remove a pipeline with its runs. Raises PipelineUnknown, RunActive."""
+    """Remove a pipeline with its runs. Raises PipelineUnknown, PipelineDeployed, RunActive."""
     owner = _locked_pipeline(session, pipeline_id)
+    deployed = select(DeploymentRecord.name).where(DeploymentRecord.pipeline_id == pipeline_id)
+    if name := session.scalar(deployed):
+        raise PipelineDeployed(owner.name, name)
     active = _active_runs(session, pipeline_id)
     if active:
         raise RunActive(owner.name, active[0].number)

@@ -32,8 +32,9 @@ PARTS = ("webhook", "extender", "controllers")
 BATCH = 100
 LONG = 5000
 FAULTS_MAX = 50
-WORLDS = int(os.environ.get("ATOLL_WORLDS", "200"))
+WORLDS = int(os.environ.get("ATOLL_WORLDS", "100"))
 PATIENCE_SECONDS = 120.0
+POLL_SECONDS = 1.0
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{HOME}/events"
 
 
@@ -74,7 +75,7 @@ class Worlds:
             is_decided = all(_is_decided(gangs[one.name], _bound(one, pods)) for one in worlds)
             if is_decided or time.monotonic() > deadline:
                 return gangs, pods
-            time.sleep(0.5)
+            time.sleep(POLL_SECONDS)
 
     def _faults(
         self, world: RandomWorld, gang: dict[str, Any], pods: dict[str, Any], refused: dict[str, str]

@@ -153,7 +153,6 @@ class ServiceLife:
 
     async def rest(self) -> None:
         """Let faults stop and everything that can end do so; the world goes on for good."""
-        self.draining.clear()
         self.run(Faults())
         for world in self.worlds.values():
             world.plays = world.is_gone = False
@@ -163,6 +162,8 @@ class ServiceLife:
                 world.admit(one["metadata"]["name"])
         for _ in range(REST_TICKS):
             await self.clock.advance(60)
+            for cluster in sorted(self.draining):
+                self.drain(cluster)
             before = [dict(world.server.objects) for world in self.worlds.values()]
             active = [job_id for name in self.worlds for job_id in await self.settle(name)]
             for job_id in active:
@@ -171,7 +172,7 @@ class ServiceLife:
                     await self.database.write(
                         lambda session, job_id=job_id, now=now: resume_job(session, job_id, now=now, actor="ann")
                     )
-            if not active and before == [world.server.objects for world in self.worlds.values()]:
+            if not active and not self.draining and before == [world.server.objects for world in self.worlds.values()]:
                 return
 
     async def settle(self, cluster: str) -> Sequence[str]:
@@ -262,7 +263,10 @@ class ServiceLife:
         for job_id, record in records.items():
             assert JobState(record.state) in ENDED, f"{record.name} is {record.state}: {record.message}"
             self.check_record(record)
-            self.check_replay(record, [one.what for one in histories[job_id]])
+            whats = [one.what for one in histories[job_id]]
+            if JobStep.VANISH in whats:
+                assert self.deleted_by_hand[job_id], f"{record.name} is taken for lost, and nobody deleted it: {whats}"
+            self.check_replay(record, whats)
         for cluster, world in self.worlds.items():
             for path, one in world.server.objects.items():
                 if one["kind"] not in ("Workload", "PersistentVolumeClaim"):
