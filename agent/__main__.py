@@ -28,6 +28,7 @@ from agent.observation import MachineObserver
 from agent.report import ReportContext, build_report, uuids_by_slot
 from agent.settings import AgentSettings, BackendName
 from agent.simulated import SimulatedBackend, play
+from atoll import VERSION
 from atoll.api.times import format_microtime
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import Credentials
@@ -37,7 +38,7 @@ from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import Check, add_health, application, serve
 from atoll.service.metrics import Metrics
-from atoll.service.runtime import own_version, run, supervise
+from atoll.service.runtime import run, supervise
 from topology.errors import ProfileError
 from topology.profiles import profile
 
@@ -83,7 +84,7 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
             intervals=Intervals(
                 values.poll_seconds, values.urgent_seconds, values.heartbeat_seconds, values.start_jitter_seconds
             ),
-            agent_version=own_version(),
+            agent_version=VERSION,
             clock=clock,
             rng=random.Random(),  # noqa: S311 - jitter
         )
@@ -136,7 +137,7 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
         evidence=collect_evidence(PodInventory(), cgroups=observation.cgroups, kubelet=None, use=observation.use),
         previous=None,
         context=ReportContext(
-            agent_version=own_version(),
+            agent_version=VERSION,
             boot_id=observation.boot_id,
             node_uid="",
             position="",

@@ -3,11 +3,12 @@
 import errno
 import os
 import sys
-from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Annotated, Final
 
 import typer
 
+from atoll import VERSION
 from atollctl import (
     agent,
     audit,
@@ -29,19 +30,23 @@ from atollctl import (
     top,
     topo,
     usage,
+    usecase,
 )
-from devcluster.commands import app as dev
 
 STATUS_OUTPUT_LOST: Final = 2
 OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk."""
 
 app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
-app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
+if find_spec("devcluster") is not None:  # the image has none
+    from devcluster.commands import app as dev
+
+    app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs and show their health.")
 app.add_typer(node.app, name="node", help="Show GPU machines; declare one gone for good.")
 app.add_typer(job.app, name="job", help="Check, render and explain jobs, and submit them to the job service.")
 app.add_typer(pipeline.app, name="pipeline", help="Pipelines of jobs and other steps, in the job service.")
+app.add_typer(usecase.app, name="usecase", help="Services that work together, from a template, in the job service.")
 app.add_typer(job_server.app, name="jobs", help="The job service.")
 app.add_typer(cluster.app, name="cluster", help="Clusters of the job service: health, free GPUs, drain.")
 app.add_typer(queue.app, name="queue", help="Tenants' queues in Kueue, kept by the job service.")
@@ -71,7 +76,7 @@ app.command(name="choose")(choose.choose_gpus)
 @app.command(name="version")
 def show_version() -> None:
     """Print the version."""
-    typer.echo(version("atoll-gpu"))
+    typer.echo(VERSION)
 
 
 def _show_version_and_end(is_asked: bool) -> None:  # noqa: FBT001 - as click calls it

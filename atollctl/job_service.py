@@ -6,7 +6,7 @@ be reached.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -161,43 +161,31 @@ def cancel_job(
     show_line(f"job/{found['name']} {done}")
 
 
-def retry_failed_job(
-    job: JobName,
-    server: Server = SERVER,
-    token_file: Token = None,
-    ca: Authority = None,
-    cluster: ClusterName = CLUSTER,
-) -> None:
-    """Retry a failed job."""
-    client = client_of(server, token_file, ca, cluster)
-    found = asked(client, "POST", f"/{_job(client, job)['id']}/retry").json()
-    show_line(f"job/{found['name']} is retried (attempt {found['attempt']})")
+def _command(verb: str, help_text: str, told: Callable[[Mapping[str, Any]], str]) -> Callable[..., None]:
+    """Return the command that sends a request without a body about one job. `told`: what is printed of the answer."""
+
+    def command(
+        job: JobName,
+        server: Server = SERVER,
+        token_file: Token = None,
+        ca: Authority = None,
+        cluster: ClusterName = CLUSTER,
+    ) -> None:
+        client = client_of(server, token_file, ca, cluster)
+        found = asked(client, "POST", f"/{_job(client, job)['id']}/{verb}").json()
+        show_line(f"job/{found['name']} {told(found)}")
+
+    command.__doc__ = help_text
+    return command
 
 
-def pause_job(
-    job: JobName,
-    server: Server = SERVER,
-    token_file: Token = None,
-    ca: Authority = None,
-    cluster: ClusterName = CLUSTER,
-) -> None:
-    """Pause a job: its pods end, its checkpoints stay, and it waits until it is resumed."""
-    client = client_of(server, token_file, ca, cluster)
-    found = asked(client, "POST", f"/{_job(client, job)['id']}/pause").json()
-    show_line(f"job/{found['name']} {'is paused' if found['status'] == 'pending' else 'is being paused'}")
-
-
-def resume_paused_job(
-    job: JobName,
-    server: Server = SERVER,
-    token_file: Token = None,
-    ca: Authority = None,
-    cluster: ClusterName = CLUSTER,
-) -> None:
-    """Resume a paused job."""
-    client = client_of(server, token_file, ca, cluster)
-    found = asked(client, "POST", f"/{_job(client, job)['id']}/resume").json()
-    show_line(f"job/{found['name']} is resumed (attempt {found['attempt']})")
+retry_failed_job = _command("retry", "Retry a failed job.", lambda one: f"is retried (attempt {one['attempt']})")
+pause_job = _command(
+    "pause",
+    "Pause a job: its pods end, its checkpoints stay, and it waits until it is resumed.",
+    lambda one: "is paused" if one["status"] == "pending" else "is being paused",
+)
+resume_paused_job = _command("resume", "Resume a paused job.", lambda one: f"is resumed (attempt {one['attempt']})")
 
 
 def run_in_job(

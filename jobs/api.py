@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from atoll import VERSION
 from atoll.jobs.model import Job
 from atoll.jobs.permissions import AccessAnswer, JobOwnership, JobPermission, seen_scopes
 from atoll.jobs.queue_file import QueueFile
@@ -24,7 +25,6 @@ from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
-from atoll.service.runtime import own_version
 from jobs.accounts import resume_within
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster, parts_of
 from jobs.asking import OneJob, PageNumber, PageSize
@@ -74,7 +74,7 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 def build_api(parts: ApiParts) -> FastAPI:
     """Return the application."""
-    app = FastAPI(title="Atoll job service", version=own_version(), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Atoll job service", version=VERSION, docs_url=None, redoc_url=None)
     app.state.parts = parts
     app.post(JOBS, status_code=201, responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 503))(submit)
     app.get(JOBS, responses=documented(401, 404, 422, 429, 503))(list_all)

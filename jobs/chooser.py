@@ -29,7 +29,6 @@ from jobs.database import Database
 from jobs.links import ClusterLinks, told
 from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
-from jobs.views import job_of
 
 ANSWER_SECONDS: Final = 10.0
 """How long a cluster may take to answer before it is no candidate."""
@@ -185,9 +184,11 @@ def _ends(found: ClusterSnapshot, running: Sequence[JobRecord], now: datetime) -
         pods.setdefault(pod.metadata.labels.get(job_names.JOB_ID, ""), set()).add(pod.metadata.uid)
     ends = []
     for record in running:
-        job = job_of(record)
-        seconds = job.intent.expected_duration_hint or job.policy.max_runtime
-        if seconds is None or record.started_at is None or record.id not in pods:
+        if record.started_at is None or record.id not in pods:
+            continue
+        intent, policy = record.document.get("intent") or {}, record.document.get("policy") or {}
+        seconds = intent.get("expected_duration_hint") or policy.get("max_runtime")
+        if seconds is None:
             continue
         left = seconds - (now - record.started_at).total_seconds()
         ends.append(ExpectedEnd(max(0.0, left), frozenset(pods[record.id])))

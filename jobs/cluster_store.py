@@ -6,11 +6,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.fitting import GpuCapacity
-from atoll.jobs.states import IN_CLUSTER, JobState, JobStep
+from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
 from jobs.errors import ClusterBusy, ClusterUnknown
 from jobs.queue_store import forget_queue_file
 from jobs.records import JobRecord, RegisteredCluster
@@ -143,8 +143,9 @@ def note_health(
 
 def job_counts(session: Session, name: str) -> dict[str, int]:
     """Return how many active jobs a cluster has, by state."""
-    states = [get_job(session, job_id).state for job_id in active_ids(session, name)]
-    return {state: states.count(state) for state in sorted(set(states))}
+    where = (JobRecord.cluster_id == name, JobRecord.state.not_in([state.value for state in ENDED]))
+    counted = select(JobRecord.state, func.count()).where(*where).group_by(JobRecord.state).order_by(JobRecord.state)
+    return dict(session.execute(counted).tuples().all())
 
 
 def running_jobs(session: Session, name: str) -> Sequence[JobRecord]:

@@ -41,7 +41,7 @@ from jobs.errors import JobUnknown, RecordChanged
 from jobs.objects import WORKLOADS, objects_of
 from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord
-from jobs.store import change_job, get_job, queue_usage, queued_since, take_step
+from jobs.store import change_job, get_job, queue_usage, queued_since, recorded_ids, take_step
 from jobs.views import checkpoint_of, job_of
 
 log = structlog.get_logger(__name__)
@@ -121,16 +121,14 @@ class JobReconciler:
 
     async def sweep(self) -> tuple[str, ...]:
         """Remove objects without a record; return the jobs of the other objects, which may need cleaning up."""
-        known: list[str] = []
-        for job_id, mine in _by_job(await self._cluster.find()).items():
-            if self._kept.get(job_id) == _uids(mine):
-                continue  # seen before; already scheduled
-            if await self._record(job_id) is not None:
-                known.append(job_id)
-                continue
-            log.warning("Removing objects without a record", job=job_id, objects=[str(one) for one in mine])
-            await self._cluster.remove(mine)
-        return tuple(known)
+        found = _by_job(await self._cluster.find())
+        new = {job_id: mine for job_id, mine in found.items() if self._kept.get(job_id) != _uids(mine)}
+        known = await self._database.read(lambda session: recorded_ids(session, self._cluster.name, [*new]))
+        for job_id, mine in new.items():
+            if job_id not in known:
+                log.warning("Removing objects without a record", job=job_id, objects=[str(one) for one in mine])
+                await self._cluster.remove(mine)
+        return tuple(job_id for job_id in new if job_id in known)
 
     async def _record(self, job_id: str) -> JobRecord | None:
         """Return the record of a job; None if there is none, or if the job is in another cluster now."""
@@ -348,9 +346,10 @@ class JobReconciler:
                 return await self._record_seen(record, job, state, seen, now)
         sheet = await mover.choose(record, job)
         if sheet.chosen is None:
-            await self._say(
-                record, f"{self._cluster.name} is draining, and no cluster takes the job: {sheet.told()}", now
-            )
+            is_leaving = MOVING in record.message  # its objects are gone, or going
+            so_far = f"{MOVING}another one, and" if is_leaving else ", and"
+            told = f"{self._cluster.name} is draining{so_far} no cluster takes the job: {sheet.told()}"
+            await self._say(record, told, now)
             return MOVE_SECONDS
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
@@ -366,7 +365,8 @@ class JobReconciler:
         try:
             await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
         except IntegrityError:
-            await self._say(record, f"{sheet.chosen} has an active job of the same name and namespace", now)
+            why = "which has an active job of the same name and namespace"
+            await self._say(record, f"{self._cluster.name} is draining{MOVING}{sheet.chosen}, {why}", now)
             return MOVE_SECONDS
         mover.moved(record.id)
         return 0.0

@@ -127,10 +127,9 @@ def gpu_types(session: Session, cluster_id: str) -> dict[str, GpuTypeUse]:
         used[model] += int(share) if use in HELD else 0
     waiting = {JobState.PENDING, *IN_CLUSTER} - {JobState.ADMITTED, JobState.RUNNING}
     where = (JobRecord.cluster_id == cluster_id, JobRecord.state.in_([state.value for state in waiting]))
-    queued: Counter[str] = Counter()
-    for (estimate,) in session.execute(select(JobRecord.estimate).where(*where)):
-        if estimate and estimate["gpu_count"]:
-            queued[estimate["gpu_type"]] += estimate["gpu_count"]
+    gpu, count = JobRecord.estimate["gpu_type"].as_string(), JobRecord.estimate["gpu_count"].as_integer()
+    asked = select(gpu, func.sum(count)).where(*where, count > 0).group_by(gpu)
+    queued = Counter({gpu_type: int(gpus) for gpu_type, gpus in session.execute(asked)})
     return {
         gpu: GpuTypeUse(total=total[gpu] / WHOLE_PPM, used=used[gpu] / WHOLE_PPM, queued=queued[gpu])
         for gpu in sorted({*total, *queued})

@@ -29,6 +29,8 @@ from jobs.webhook_store import queue_deliveries
 
 PAGE_SIZE_MAX: Final = 200
 HISTORY_READ_MAX: Final = 32
+IDS_MAX: Final = 500
+"""In one query."""
 CREATE: Final = "create"
 AUTO: Final = "auto"
 """In place of a cluster's name: the service chooses one."""
@@ -244,6 +246,15 @@ def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
     """Return the jobs of a cluster that have not ended, oldest first."""
     where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]))
     return session.scalars(select(JobRecord.id).where(*where).order_by(JobRecord.created_at, JobRecord.id)).all()
+
+
+def recorded_ids(session: Session, cluster_id: str, wanted: Sequence[str]) -> frozenset[str]:
+    """Return which of the ids are those of jobs of a cluster, ended ones included."""
+    found: set[str] = set()
+    for first in range(0, len(wanted), IDS_MAX):
+        some = JobRecord.id.in_(wanted[first : first + IDS_MAX])
+        found.update(session.scalars(select(JobRecord.id).where(JobRecord.cluster_id == cluster_id, some)))
+    return frozenset(found)
 
 
 def waiting_jobs(session: Session, cluster_id: str) -> Sequence[tuple[str, int]]:

@@ -15,7 +15,6 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import structlog
@@ -27,14 +26,6 @@ log = structlog.get_logger(__name__)
 STOP_SECONDS = 20.0
 STATUS_FAILED = 1
 STATUS_STUCK = 70
-
-
-def own_version() -> str:
-    """Return Atoll's version; "unpackaged" in the image, which has the code without its package."""
-    try:
-        return version("atoll-gpu")
-    except PackageNotFoundError:
-        return "unpackaged"
 
 
 def run(main: Callable[[], Awaitable[None]], *, stop_seconds: float = STOP_SECONDS) -> int:

@@ -8,12 +8,17 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
+import sysconfig
 import tarfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from atoll import VERSION
 from devcluster import atoll_image
 from devcluster.images import Image, archive, folder_tar
 from devcluster.system_programs import is_static
@@ -125,3 +130,30 @@ def test_the_assembled_image_has_the_name_that_the_manifests_ask_for() -> None:
     asked = re.findall(r"image: (atoll:\S+)", (atoll_image.ROOT / "deploy" / "controllers.yaml").read_text())
 
     assert [f"docker.io/library/{name}" for name in asked] == [atoll_image.REFERENCE]
+
+
+def test_the_command_line_runs_with_the_packages_of_the_image_alone(tmp_path: Path) -> None:
+    """The image has neither devcluster nor the metadata of a package; `atoll version` says the release."""
+    with tarfile.open(fileobj=io.BytesIO(atoll_image._application_tar())) as tar:
+        tar.extractall(tmp_path, filter="data")
+    libraries = sysconfig.get_path("purelib")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}/opt/atoll/app:{libraries}"}
+    python = [sys.executable, "-S", "-m", "atollctl"]  # -S: without this checkout, which is installed as editable
+    version, told = (
+        subprocess.run(
+            [*python, word], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+        for word in ("version", "--help")
+    )
+
+    assert version == f"{VERSION}\n"
+    assert "job" in told
+    assert not re.search(r"\bdev\b", told)
+
+
+def test_there_is_one_version() -> None:
+    """The package, the code and the chart have the same."""
+    project = tomllib.loads((atoll_image.ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (atoll_image.ROOT / "deploy" / "chart" / "Chart.yaml").read_text()
+
+    assert (project, re.findall(r"^appVersion: (.*)", chart, re.MULTILINE)) == (VERSION, [VERSION])

@@ -19,6 +19,7 @@ from atoll.kube.errors import Unanswered
 from atoll.ml.tables import TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL
 from jobs.chooser import NO_SNAPSHOT, quota_of
 from jobs.cluster_store import (
+    MOVING,
     ClusterTerms,
     activate_cluster,
     drain_cluster,
@@ -389,6 +390,39 @@ async def test_without_another_cluster_a_job_stays_and_says_so(two: TwoClusters)
     assert stays.message == "local is draining, and no cluster takes the job: there is no cluster"
     assert (waits.state, waits.cluster_id) == ("pending", "local")
     assert len(two.home.of_kind("Job")) == 1
+
+
+async def test_a_job_whose_new_cluster_goes_away_stays_on_its_way_out(two: TwoClusters) -> None:
+    """Its objects are gone already: were the draining undone now, the job would be taken for lost."""
+    job_id = await two.submit(job_type="training")
+    two.home.ends = False
+    await two.look(job_id)
+    two.mover.drains = True
+    await two.there.look_at(job_id, rounds=1)
+    two.mover.target = None
+    waits = await two.look(job_id)
+
+    assert (waits.cluster_id, waits.state) == ("local", "running")
+    assert MOVING in waits.message
+    assert "no cluster takes the job" in waits.message
+    two.mover.target = "east"
+    moved = await two.look(job_id)
+    assert (moved.cluster_id, moved.attempt) == ("east", 2)
+
+
+async def test_a_job_whose_name_is_taken_in_its_new_cluster_stays_on_its_way_out(two: TwoClusters) -> None:
+    """Until the other job of that name has ended, it is in neither cluster, and the draining cannot be undone."""
+    job_id = await two.submit(job_type="training")
+    await two.database.write(
+        lambda session: create_job(session, replace(new_job(), cluster_id="east"), NOW, job_id=str(uuid4()))
+    )
+    two.home.ends = two.east.ends = False
+    await two.look(job_id)
+    two.mover.drains = True
+    waits = await two.look(job_id)
+
+    assert (waits.cluster_id, waits.state) == ("local", "running")
+    assert waits.message == f"local is draining{MOVING}east, which has an active job of the same name and namespace"
 
 
 async def test_what_has_ended_does_not_run_again(two: TwoClusters) -> None:

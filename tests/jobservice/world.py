@@ -149,11 +149,15 @@ class JobWorld:
         """Termination message of a job's containers by job name."""
         self.holds: set[str] = set()
         """Names of jobs that Kueue has not admitted."""
+        self.is_gone = False
+        """Whether the API server answers nobody."""
 
     # API server
 
     def answer(self, method: str, path: str, body: Any = None) -> bytes:
         """Answer a request. Raises the real client's errors."""
+        if self.is_gone:
+            raise _unanswered(path)
         if method == "POST" and path.rsplit("/", 1)[-1] in ("jobs", "deployments"):
             self._note(path, body)
         if method == "DELETE" and path in self.server.objects and self._stays(path, body):
@@ -165,7 +169,9 @@ class JobWorld:
         return raw
 
     def collection(self, path: str) -> list[Object]:
-        """Return the objects of a collection, which may span all namespaces."""
+        """Return the objects of a collection, which may span all namespaces. Raises the real client's errors."""
+        if self.is_gone:
+            raise _unanswered(path)
         *root, plural = path.strip("/").split("/")
         base = "/" + "/".join(root)
         return [
