@@ -38,6 +38,7 @@ KINDS: Final = (
 )
 PLAIN_FIELDS: Final = frozenset(
     {
+        "accessModes",
         "agentVersion",
         "apiVersion",
         "architecture",
@@ -60,6 +61,8 @@ PLAIN_FIELDS: Final = frozenset(
         "mode",
         "model",
         "models",
+        "nodeAffinityPolicy",
+        "nodeTaintsPolicy",
         "nvlink",
         "nvlinks",
         "observedTime",
@@ -87,6 +90,8 @@ PLAIN_FIELDS: Final = frozenset(
         "type",
         "vendor",
         "visibleDevices",
+        "volumeMode",
+        "whenUnsatisfiable",
     }
 )
 """Fields with a word of a fixed list, a time, a size, or driver output: never a name that somebody gave."""
