@@ -58,7 +58,6 @@ test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bin
 	$(BIN)/pytest -m "long" -q
 	ATOLL_HISTORIES=10000 $(BIN)/pytest -n 2 -q tests/simulation/test_simulation.py -k promises
 	ATOLL_HISTORIES=2000 $(BIN)/pytest -n 2 -q tests/jobservice/test_histories.py
-	ATOLL_CRASH_SEEDS=500 $(BIN)/pytest -n 2 -q tests/pipelineservice/test_crashes.py
 	$(BIN)/python -m devcluster.build $(OLDEST)
 	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
 		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py

@@ -7,9 +7,9 @@ an older state than the one that the agent wrote last, or is missing as it is af
 from typing import Any
 
 from atoll.api import names
-from atoll.api.times import format_microtime
+from atoll.api.times import format_microtime, seconds_of
 from atoll.cluster.objects import Lease, decode_lease
-from atoll.cluster.reports import SILENCE_PERIODS
+from atoll.cluster.reports import SILENCE_PERIODS, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import is_older
 from atoll.kube.client import ApiClient
@@ -47,6 +47,16 @@ class HeartbeatWriter:
             written = await self._patch(self._body(self._version))
         self._version = written.metadata.resource_version
         return True
+
+    async def was_silent(self) -> bool:
+        """Whether the stored heartbeat is older than a report may be: the agent was away for so long, or the API server
+        has the heartbeat of a backup. False where there is none yet. Raises KubeError."""
+        try:
+            stored = await self._patch({})
+        except NotFound:
+            return False
+        renewed = seconds_of(stored.spec.renew_time or "")
+        return renewed is None or self._clock.now().timestamp() - renewed > silence_seconds_max(stored)
 
     async def _patch(self, body: dict[str, Any]) -> Lease:
         """Patch the Lease; an empty patch changes nothing and returns it."""

@@ -75,7 +75,7 @@ class StatusWriter:
         self._last: GpuNodeStatusReport | None = None
         self._before_restore: GpuNodeStatusReport | None = None
         self.is_restored = False
-        """True from `forget` until a report is written."""
+        """True from `forget`, or the first look of a process that rules no restore out, until a report is written."""
 
     @property
     def stored_report(self) -> GpuNodeStatusReport | None:

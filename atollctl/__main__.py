@@ -30,6 +30,7 @@ from atollctl import (
     top,
     topo,
     usage,
+    usecase,
 )
 
 STATUS_OUTPUT_LOST: Final = 2
@@ -45,6 +46,7 @@ app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs and show their healt
 app.add_typer(node.app, name="node", help="Show GPU machines; declare one gone for good.")
 app.add_typer(job.app, name="job", help="Check, render and explain jobs, and submit them to the job service.")
 app.add_typer(pipeline.app, name="pipeline", help="Pipelines of jobs and other steps, in the job service.")
+app.add_typer(usecase.app, name="usecase", help="Services that work together, from a template, in the job service.")
 app.add_typer(job_server.app, name="jobs", help="The job service.")
 app.add_typer(cluster.app, name="cluster", help="Clusters of the job service: health, free GPUs, drain.")
 app.add_typer(queue.app, name="queue", help="Tenants' queues in Kueue, kept by the job service.")

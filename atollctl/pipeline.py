@@ -25,6 +25,7 @@ from atollctl.job_service import (
     read_file,
     refuse,
 )
+from atollctl.options import name_and_value
 from atollctl.output import Output, OutputOption, TableOption, age_text, plain, show_json, show_line, show_table
 from atollctl.service_client import ServiceClient
 
@@ -58,6 +59,8 @@ def apply_pipeline(
     answer = asked(client, "POST", "", body=read_file(file, what="pipeline"), headers=headers, file=file)
     made = answer.json()
     show_line(f"pipeline/{made['name']} {'created' if answer.status == 201 else 'configured'} ({made['id']})")
+    for one in made["pipeline"].get("notes", ()):
+        typer.echo(f"note: {plain(one)}", err=True)
 
 
 @app.command(name="run")
@@ -77,7 +80,7 @@ def run_pipeline(
     """Begin a run."""
     client = _client(server, token_file, ca)
     found = _pipeline(client, pipeline)
-    body = json.dumps({"inputs": dict(_input(one) for one in inputs or ())}).encode()
+    body = json.dumps({"inputs": dict(name_and_value(one) for one in inputs or ())}).encode()
     headers = JSON | {"Idempotency-Key": key or str(uuid4())}
     begun = asked(client, "POST", f"/{found['id']}/execute", body=body, headers=headers).json()
     show_line(f"run/{pipeline}/{begun['number']} {begun['status']}")
@@ -134,6 +137,7 @@ def show_run(
         ("Message", found["message"]),
         ("Cause", found["cause"]),
         ("Inputs", json.dumps(found["inputs"]) if found["inputs"] else ""),
+        *(("Note", one) for one in found["notes"]),
         ("Started", found["started_at"] or ""),
         ("Ended", found["completed_at"] or ""),
     ):
@@ -147,7 +151,7 @@ def show_run(
             str(one["attempt"]),
             age_text(one["duration_seconds"]) if one["duration_seconds"] is not None else "",
             one["job_id"] or "",
-            one["error"] or one["skipped_because"] or "",
+            one["error"] or one["skipped_because"] or one["output"].get("message", ""),
         )
         for one in found["steps"]
     )
@@ -254,16 +258,6 @@ def _wait(client: ServiceClient, owner: Mapping[str, Any], found: dict[str, Any]
     show_line(f"run/{owner['name']}/{found['number']} {found['status']}")
     if found["status"] != "succeeded":
         refuse(plain(found["message"]), STATUS_WAITS)
-
-
-def _input(text: str) -> tuple[str, Any]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise typer.BadParameter(f"{text} has no value: write --input NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _age(moment: str, now: datetime) -> str:

@@ -25,7 +25,7 @@ PAUSE_SECONDS: Final = 1.0
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 TOKEN_BYTES_MAX: Final = 64 * 1024
 CHUNK_BYTES: Final = 16 * 1024
-GLOBAL: Final = ("pipelines",)
+GLOBAL: Final = ("pipelines", "usecases")
 """Collections that belong to no cluster."""
 
 

@@ -27,6 +27,14 @@ WEBHOOK_PORT = 9443
 EXTENDER_PORT = 8888
 HEALTH_PORTS = {"webhook": 9444, "controllers": 9445, "agent": 9446, "extender": EXTENDER_PORT}
 READY_SECONDS = 240.0
+LAST_POLICY = "atoll-gone-machines"
+
+_FORGED_WORD = """\
+apiVersion: gpu.scheduling/v1
+kind: GpuNodeStatus
+metadata: {name: probe}
+spec: {gone: [{nodeUid: none, reason: probe, by: nobody}]}
+"""
 
 _ENDPOINTS = """\
 apiVersion: discovery.k8s.io/v1
@@ -87,8 +95,10 @@ class Installation:
         self.parts = {part.name: part for part in self._all_parts()}
 
     def install(self) -> None:
-        """Apply the manifests and start every part; return when all are ready. Raises DevclusterError."""
+        """Apply the manifests and start every part; return when all are ready and the policies refuse. Raises
+        DevclusterError."""
         self.apply_manifests()
+        wait_until(self._is_guarded, what="the policies", timeout_seconds=READY_SECONDS)
         self.start_parts()
 
     def start_parts(self) -> None:
@@ -123,6 +133,11 @@ class Installation:
             address=network.bridge,
         )
         self._kubectl("apply", "--server-side", "-f", "-", text=endpoints)
+
+    def _is_guarded(self) -> bool:
+        """True once the policy that is applied last refuses a word in another's name: the API server takes policies up
+        in their order, a moment after they were applied."""
+        return LAST_POLICY in self.cluster.kubectl("create", "--dry-run=server", "-f", "-", input=_FORGED_WORD).stderr
 
     def start(self, name: str, *, wait: bool = True) -> None:
         """Start a part that is not running; with `wait`, return when it is ready."""

@@ -98,10 +98,14 @@ class JobServiceSettings(Settings):
     """Jobs that are reconciled at a time."""
     runners: Path | None = None
     """YAML file that says what runs each type of envelope: a job without name by type, for workflows as pipelines."""
+    usecase_templates: Path | None = None
+    """Folder with templates of use cases, as NAME.yaml, beside those that Atoll brings."""
     secrets: Path | None = None
     """Folder with secrets for steps of pipelines, as TENANT/NAME; steps name them in secret_headers."""
     outgoing_hosts: Annotated[tuple[str, ...], Field(max_length=256)] = ()
     """Hosts with private addresses that steps of pipelines may call; others must be public."""
+    keep_runs_days: Annotated[int, Field(ge=0, le=36_500)] = 90
+    """Days after which ended runs of pipelines are removed; 0 keeps them for ever."""
     mail_host: Annotated[str, Field(max_length=253)] = ""
     """Mail server (SMTP) of notification steps of pipelines; without it they send no mail."""
     mail_port: Annotated[int, Field(ge=1, le=65_535)] = 587

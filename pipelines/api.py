@@ -27,7 +27,10 @@ from jobs.audit import AuditEntry
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem, response_of
 from jobs.submission import KEY_LENGTH_MAX
 from pipelines.errors import (
+    DeploymentTaken,
+    DeploymentUnknown,
     KeyTaken,
+    PipelineDeployed,
     PipelineError,
     PipelineUnknown,
     RunActive,
@@ -69,6 +72,7 @@ PIPELINES: Final = "/api/pipelines"
 PIPELINE: Final = PIPELINES + "/{pipeline_id}"
 RUNS: Final = PIPELINE + "/executions"
 RUN: Final = RUNS + "/{run_id}"
+NOTE_LENGTH_MAX: Final = 512
 
 
 class RunBody(BaseModel):
@@ -199,10 +203,12 @@ async def apply(request: Request, response: Response, parts: Parts, caller: Call
 
 def _parsed(body: bytes, request: Request, parts: ApiParts) -> Pipeline:
     policy = parts.rendering.policy()
-    workflow = parse(body, policy).envelope
-    if isinstance(workflow, WorkflowEnvelope):
+    envelope = parse(body, policy)
+    if isinstance(envelope.envelope, WorkflowEnvelope):
+        notes = [str(one)[:NOTE_LENGTH_MAX] for one in envelope.notes[:ENTRIES_MAX]]
         try:
-            body = json.dumps(pipeline_of_workflow(workflow, request.app.state.runners)).encode()
+            document = pipeline_of_workflow(envelope.envelope, request.app.state.runners)
+            body = json.dumps(document | {"notes": notes}).encode()
         except WorkflowMistake as mistake:
             raise invalid((mistake.problem,)) from mistake
     parsed = parse_pipeline(body, functions=request.app.state.functions, policy=policy)
@@ -321,6 +327,9 @@ _KINDS: Final[tuple[tuple[type[PipelineError], int, str, str], ...]] = (
     (PipelineUnknown, 404, "not-found", "Not found"),
     (RunUnknown, 404, "not-found", "Not found"),
     (TriggerUnknown, 404, "not-found", "Not found"),
+    (DeploymentUnknown, 404, "not-found", "Not found"),
+    (DeploymentTaken, 409, "name-taken", "The name is taken"),
+    (PipelineDeployed, 409, "deployed", "The pipeline belongs to a use case"),
     (RunActive, 409, "run-active", "Another run is active"),
     (RunNotEnded, 409, "run-not-ended", "The run cannot be run again"),
     (KeyTaken, 409, "key-reused", "The idempotency key belongs to another run"),

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, Final
 
 import structlog
@@ -26,6 +27,9 @@ EXECUTOR: Final = "atoll"
 ENGINE_VERSION: Final = "1"
 """Raise it when the parts of a try change: tries of other versions are not continued."""
 STEPS_SUFFIX: Final = "-steps"
+
+ENDED: Final = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+"""DBOS's words for a workflow that does not go on."""
 
 Perform = Callable[[Try, Once], Awaitable[None]]
 
@@ -57,6 +61,19 @@ async def start_try(one: Try) -> None:
     """Start a try; if it was started before, nothing happens."""
     with SetWorkflowID(f"{one.run_id}/{one.key}/{one.attempt}"):
         await DBOS.start_workflow_async(_try, one.run_id, one.key, one.attempt)
+
+
+async def forget_tries(before: datetime, count: int) -> int:
+    """Remove the rows of tries that ended before a time, a bounded number; return of how many.
+
+    The end of such a try is recorded in our own tables, so it is never started again.
+    """
+    ended = await DBOS.list_workflows_async(
+        status=list(ENDED), completed_before=before.isoformat(), limit=count, load_input=False, load_output=False
+    )
+    if ended:
+        await DBOS.delete_workflows_async([one.workflow_id for one in ended])
+    return len(ended)
 
 
 def steps_url(url: str) -> str:

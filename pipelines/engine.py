@@ -16,6 +16,7 @@ from atoll.service.runtime import supervise
 from pipelines.durable import in_own_loop, start_try
 from pipelines.errors import RunUnknown
 from pipelines.performing import StepClock, StepParts, StepPerformer
+from pipelines.retention import RunRetention
 from pipelines.store import Try, active_run_ids, advance, running_tries
 from pipelines.watching import StepWatch
 
@@ -46,6 +47,7 @@ class PipelineEngine:
         self._moved: asyncio.Queue[str] = asyncio.Queue()
         self._watch = StepWatch(parts.database, clock, poll_seconds=poll_seconds)
         self._performer = StepPerformer(parts, self._watch)
+        self._retention = RunRetention(parts.database, clock, parts.api.settings.keep_runs_days)
 
     async def run(self) -> None:
         """Run pipelines until cancelled."""
@@ -54,7 +56,12 @@ class PipelineEngine:
 
     async def _serve(self) -> None:
         self._moved = asyncio.Queue()
-        await supervise(watch=self._watch.run(), look=self._look_at_all(), moved=self._follow_ends())
+        await supervise(
+            watch=self._watch.run(),
+            look=self._look_at_all(),
+            moved=self._follow_ends(),
+            retention=self._retention.run(),
+        )
 
     def _has_ended(self, one: Try) -> None:
         self._started.discard(one)
@@ -81,9 +88,9 @@ class PipelineEngine:
             await self._clock.sleep(self._look_seconds)
 
     async def _begin(self, run_id: str) -> None:
-        now = self._clock.now()
+        now, cluster = self._clock.now(), self._parts.api.settings.cluster
         try:
-            await self._parts.database.write(lambda session: advance(session, run_id, now=now))
+            await self._parts.database.write(lambda session: advance(session, run_id, now=now, cluster=cluster))
         except RunUnknown:
             log.info("A run was removed before it began", run=run_id)
 

@@ -20,6 +20,13 @@ ENTRIES_TOGETHER_MAX: Final = 500
 SLACK: Final = timedelta(minutes=1)
 """How much later than a newer entry one may appear: transactions end out of order."""
 MARK: Final = 1
+WAITING: Final = (JobState.QUEUED, JobState.PREEMPTED)
+COUNTED: Final = {
+    ServiceMetric.QUEUED_JOBS: WAITING,
+    ServiceMetric.RUNNING_JOBS: (JobState.RUNNING,),
+    ServiceMetric.LONGEST_WAIT_SECONDS: WAITING,
+}
+"""The states of the jobs that a metric is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +40,8 @@ class StateEntry:
 
 def metric_of(session: Session, metric: ServiceMetric, owner: PipelineRecord, now: datetime) -> float:
     """Return a number over the jobs of a pipeline's tenant, and of its project if it has one."""
-    states = (JobState.RUNNING,) if metric is ServiceMetric.RUNNING_JOBS else (JobState.QUEUED, JobState.PREEMPTED)
-    where = [JobRecord.tenant_id == owner.tenant_id, JobRecord.state.in_([state.value for state in states])]
+    states = [state.value for state in COUNTED[metric]]
+    where = [JobRecord.tenant_id == owner.tenant_id, JobRecord.state.in_(states)]
     if owner.project_id is not None:
         where.append(JobRecord.project_id == owner.project_id)
     if metric is not ServiceMetric.LONGEST_WAIT_SECONDS:

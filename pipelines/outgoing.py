@@ -70,7 +70,8 @@ class OutgoingClient:
                 while len(data) <= BODY_BYTES_MAX and (more := await answer.content.read(BODY_BYTES_MAX)):
                     data += more
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise CallFailed(f"{asked.method} {url.origin()}: {without(str(error), secrets.values())}") from error
+            told = str(error).replace(str(url), str(url.with_query(None)))
+            raise CallFailed(f"{asked.method} {url.origin()}: {without(told, secrets.values())}") from error
         if len(data) > BODY_BYTES_MAX:
             raise CallFailed(f"{asked.method} {url.origin()}: the answer is larger than {BODY_BYTES_MAX} bytes")
         return {"status_code": answer.status, "body": without(_decoded(data), secrets.values())}

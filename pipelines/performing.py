@@ -149,8 +149,9 @@ class StepPerformer:
         return False
 
     async def _record(self, one: Try, outcome: TryOutcome) -> dict[str, Any]:
-        now = self._parts.clock.now()
-        await self._parts.database.write(lambda session: advance(session, one.run_id, now=now, ended=(one, outcome)))
+        now, cluster = self._parts.clock.now(), self._parts.api.settings.cluster
+        change = partial(advance, run_id=one.run_id, now=now, ended=(one, outcome), cluster=cluster)
+        await self._parts.database.write(change)
         return {}
 
     # Acting
@@ -158,8 +159,9 @@ class StepPerformer:
     async def _act(self, scene: _Scene) -> dict[str, Any]:
         """Act; return the output, the error, or what to wait for, with the time at which that began."""
         seconds = ACT_SECONDS if scene.step.timeout is None else float(scene.step.timeout)
+        is_job = scene.step.step_type is StepType.JOB  # its timeout counts from its record, which is not cut off
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if is_job else seconds):
                 found = await self._ACTS[scene.step.step_type](self, scene)
         except TimeoutError:
             return {"error": f"timed out after {seconds:g} s"}

@@ -49,6 +49,7 @@ class RunRecord(PipelineBase):
         UniqueConstraint("pipeline_id", "idempotency_key"),
         UniqueConstraint("pipeline_id", "number"),
         Index("ix_pipeline_runs_state", "state"),
+        Index("ix_pipeline_runs_ended_at", "ended_at"),
         Index("ix_pipeline_runs_pipeline_id_ended_at", "pipeline_id", "ended_at"),
     )
 
@@ -144,3 +145,23 @@ class HistoryMarkRecord(PipelineBase):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     position: Mapped[int] = mapped_column(BigInteger)
     dealt_with: Mapped[list[int]] = mapped_column(JSON)
+
+
+class DeploymentRecord(PipelineBase):
+    """A use case that was deployed. `template`: as it was then. Its pipeline cannot be removed before it."""
+
+    __tablename__ = "usecase_deployments"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(63))
+    project_id: Mapped[str | None] = mapped_column(String(63))
+    name: Mapped[str] = mapped_column(String(63))
+    template: Mapped[dict[str, Any]] = mapped_column(JSON)
+    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)
+    pipeline_id: Mapped[str] = mapped_column(ForeignKey("pipelines.id"))
+    run_id: Mapped[str] = mapped_column(String(36))
+    created_by: Mapped[str] = mapped_column(String(256))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    delete_requested_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    delete_requested_by: Mapped[str | None] = mapped_column(String(256))

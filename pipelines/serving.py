@@ -22,6 +22,8 @@ from pipelines.outgoing import OutgoingClient
 from pipelines.performing import Function, StepParts
 from pipelines.records import migrate_pipelines
 from pipelines.trigger_api import add_triggers
+from pipelines.usecase_api import add_usecases
+from pipelines.usecases import DeploymentKeeper, read_templates
 
 log = structlog.get_logger(__name__)
 
@@ -41,15 +43,18 @@ class PipelineService:
         step_parts = StepParts(parts, outgoing, self._functions, clock)
         self._engine = PipelineEngine(step_parts, clock, url)
         self._triggers = TriggerKeeper(parts.database, clock)
+        self._templates = read_templates(parts.settings.usecase_templates)
+        self._deployments = DeploymentKeeper(parts.database, clock)
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes of pipelines."""
         add_pipelines(app, self._functions, self._runners)
         add_triggers(app)
+        add_usecases(app, self._templates)
 
     async def lead(self) -> None:
-        """Run pipelines and fire triggers until cancelled."""
-        await supervise(engine=self._engine.run(), triggers=self._triggers.run())
+        """Run pipelines, fire triggers and remove deleted use cases until cancelled."""
+        await supervise(engine=self._engine.run(), triggers=self._triggers.run(), usecases=self._deployments.run())
 
 
 def read_runners(file: Path | None) -> Runners:

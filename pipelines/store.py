@@ -36,11 +36,13 @@ from atoll.pipelines.words import (
     RunState,
     SkipCause,
     StepState,
+    StepType,
 )
 from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
-from pipelines.errors import KeyTaken, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
-from pipelines.records import PipelineRecord, RunRecord, StepRecord
+from pipelines.errors import KeyTaken, PipelineDeployed, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
+from pipelines.quota import gpu_room
+from pipelines.records import DeploymentRecord, PipelineRecord, RunRecord, StepRecord
 
 PAGE_SIZE_MAX: Final = 200
 ACTIVE: Final = tuple(state.value for state in RunState if state not in ENDED_RUNS)
@@ -305,8 +307,10 @@ def advance(
     *,
     now: datetime,
     ended: tuple[Try, TryOutcome] | None = None,
+    cluster: str = "",
 ) -> None:
-    """Record how a try ended, decide what follows, and record that.
+    """Record how a try ended, decide what follows, and record that. `cluster`: where jobs run; its free quota decides
+    whether the branches of a parallel step run together.
 
     Calling it again changes nothing, so it may be called after any crash. Raises RunUnknown.
     """
@@ -320,6 +324,8 @@ def advance(
     before = StepsBefore(records, run.steps)
     if ended is not None and run.of(ended[0].key).attempt == ended[0].attempt:
         run = after_try(run, ended[0].key, ended[1])
+    if any(one.step_type is StepType.PARALLEL and not run.of(one.name).has_ended for one in run.graph.pipeline.steps):
+        run = replace(run, room=gpu_room(session, cluster, get_pipeline(session, record.pipeline_id).tenant_id))
     run, decisions = settled(run)
     if record.state == RunState.PENDING:
         record.state, record.started_at = RunState.RUNNING.value, now
@@ -397,8 +403,11 @@ def _locked_run(session: Session, run_id: str) -> RunRecord:
 
 
 def remove_pipeline(session: Session, pipeline_id: str) -> None:
-    """Remove a pipeline with its runs. Raises PipelineUnknown, RunActive."""
+    """Remove a pipeline with its runs. Raises PipelineUnknown, PipelineDeployed, RunActive."""
     owner = _locked_pipeline(session, pipeline_id)
+    deployed = select(DeploymentRecord.name).where(DeploymentRecord.pipeline_id == pipeline_id)
+    if name := session.scalar(deployed):
+        raise PipelineDeployed(owner.name, name)
     active = _active_runs(session, pipeline_id)
     if active:
         raise RunActive(owner.name, active[0].number)

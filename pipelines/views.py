@@ -59,6 +59,7 @@ class RunView(BaseModel):
     cause: Annotated[str, Field(description="who or what began it")]
     created_by: str
     inputs: dict[str, Any]
+    notes: Annotated[list[str], Field(description="what was noticed about the envelopes of a workflow")]
     rerun_of: str | None
     cancel_requested_at: datetime | None
     created_at: datetime
@@ -119,6 +120,7 @@ def run_view(record: RunRecord, steps: Sequence[StepRecord] = ()) -> RunView:
         cause=record.cause,
         created_by=record.created_by,
         inputs=record.inputs,
+        notes=record.document.get("notes", []),
         rerun_of=record.rerun_of,
         cancel_requested_at=record.cancel_requested_at,
         created_at=record.created_at,

@@ -180,6 +180,13 @@ GANGS: Final = {
         "test_hosts_that_kube_scheduler_would_refuse_do_not_count test_members_go_where_their_bound_volume_is "
         "test_members_with_volumes_of_their_own_go_each_to_its_own test_a_claim_that_is_bound_later_counts_from_then_on"
     ),
+    "A plan is then rehearsed": (
+        "test_members_keep_their_rules_among_themselves test_a_gang_that_cannot_keep_its_rules_waits_and_says_so "
+        "test_a_plan_is_found_if_and_only_if_members_could_be_bound_one_by_one test_kube_scheduler_takes_every_plan"
+    ),
+    "A gang waits, with the reason in words": (
+        "test_a_member_with_resource_claims_is_refused_in_words test_a_claim_that_no_node_can_serve_is_named"
+    ),
     "The search then takes the nearest domain": "test_no_placement_is_nearer_or_in_fewer_domains",
     "1. least room left over": "test_the_tightest_rack_is_taken_and_whole_ones_are_left",
     "2. hosts that the pods prefer": "test_disliked_hosts_come_last",
@@ -224,7 +231,7 @@ GANGS: Final = {
     "| below a slice, one host of four": "test_where_our_order_takes_other_hosts_than_kueues",
     "| of racks that fit equally": "test_where_our_order_takes_other_hosts_than_kueues",
     "- Under Kueue, a pod group": "test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back",
-    "- Namespace labels are not watched": "test_a_member_that_kube_scheduler_refuses_ends_the_admission",
+    "- The room that storage has left": "test_a_member_that_kube_scheduler_refuses_ends_the_admission",
     "- kube-scheduler may evict a necessary member": (
         "test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole "
         "test_a_gang_of_which_others_take_a_member_waits_for_its_successor"

@@ -80,9 +80,22 @@ OBJECTS: dict[WatchedKind, dict[str, Any]] = {
     },
     WatchedKind.VOLUME_CLAIM: {
         "metadata": {"name": "data", "namespace": "team"},
-        "spec": {"volumeName": "v", "storageClassName": "local"},
+        "spec": {
+            "volumeName": "v",
+            "storageClassName": "local",
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "selector": {"matchLabels": {LABEL: "x"}},
+        },
         "status": {"phase": "Bound"},
     },
+    WatchedKind.STORAGE_CLASS: {
+        "metadata": {"name": "local"},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowedTopologies": [{"matchLabelExpressions": [{"key": LABEL, "values": ["x"]}]}],
+    },
+    WatchedKind.NAMESPACE: {"metadata": {"name": "team", "labels": {LABEL: "x"}}},
 }
 JOB = {
     "metadata": {"name": "j", "namespace": "team"},

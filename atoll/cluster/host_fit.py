@@ -4,8 +4,9 @@ It gives a short constant reason per refused node, a preference per liked or dis
 that a pod needs and a node has left.
 
 It follows kube-scheduler's filters: NodeUnschedulable, TaintToleration, NodeAffinity (with the node selector),
-NodeResourcesFit, NodePorts, InterPodAffinity, VolumeBinding (bound volumes) and VolumeZone. Spreading constraints and
-preferred pod affinity are left to kube-scheduler. A node that is not Ready is refused even before it is tainted.
+NodeResourcesFit, NodePorts, InterPodAffinity, VolumeBinding and VolumeZone. Spreading constraints are in
+atoll.cluster.spread; preferred pod affinity is left to kube-scheduler. A node that is not Ready is refused even before
+it is tainted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -392,6 +392,7 @@ class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel
 
     metadata: Metadata
     spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
+    status: VolumeStatus = VolumeStatus()
 
 
 class PriorityClass(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -439,6 +440,27 @@ class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
     metadata: HeartbeatMetadata
 
 
+_decode_whole_class = msgspec.json.Decoder(StorageClass).decode
+
+
+def decode_storage_class(raw: bytes) -> StorageClass:
+    """Read a storage class; of a large one only so much as of a large pod."""
+    kind = _decode_whole_class(raw)
+    return kind if len(raw) <= LARGE_BYTES else first(kind, entries_max=ENTRIES_MAX)
+
+
+_decode_whole_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
+
+
+def decode_volume_claim(raw: bytes) -> PersistentVolumeClaim:
+    """Read a claim for a volume; of a large one only so much that no number of them fills the memory."""
+    claim = _decode_whole_claim(raw)
+    if len(raw) <= LARGE_BYTES:
+        return claim
+    spec, status = first((claim.spec, claim.status), entries_max=ENTRIES_MAX)
+    return PersistentVolumeClaim(claim.metadata, spec, status)
+
+
 _decode_whole_pod = msgspec.json.Decoder(Pod).decode
 
 
@@ -471,7 +493,5 @@ decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 decode_volume = msgspec.json.Decoder(PersistentVolume).decode
-decode_volume_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
-decode_storage_class = msgspec.json.Decoder(StorageClass).decode
 decode_namespace = msgspec.json.Decoder(Namespace).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -7,6 +7,7 @@ keeps it, by the pod as its author wrote it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ from atoll.cluster.pods import is_terminal
 SPREAD: Final = "topology spread"
 STRICT: Final = "DoNotSchedule"
 HONOR: Final = "Honor"
+STRICT_MAX: Final = 8
+"""Constraints of one pod that are counted, each over all pods; further ones are left to kube-scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,21 @@ class SpreadCount:
                 return self.domains[node]
         return None
 
+    def full(self, *, more: int) -> list[str]:
+        """Return the nodes that take no further pod now. `more`: 1 if that pod itself counts, else 0."""
+        totals, skew = self.totals({}), self.constraint.max_skew
+        most = skew + self.least(totals)
+        return [
+            node
+            for node, domain in self.domains.items()
+            if totals[domain] + more > most or (self.is_by_host and self.present.get(node, 0) + more > skew)
+        ]
+
 
 def strict_constraints(pod: Pod) -> Iterator[SpreadConstraint]:
-    """Yield the constraints that kube-scheduler refuses a pod for."""
-    return (one for one in pod.spec.topology_spread_constraints if one.when_unsatisfiable == STRICT)
+    """Yield the constraints that kube-scheduler refuses a pod for, STRICT_MAX at most."""
+    strict = (one for one in pod.spec.topology_spread_constraints if one.when_unsatisfiable == STRICT)
+    return islice(strict, STRICT_MAX)
 
 
 def has_spread_labels(pod: Pod, node: Node) -> bool:

@@ -78,6 +78,10 @@ def volume_problem(pod: Pod, volumes: Volumes, *, shared: Collection[str] = ()) 
             return f"PersistentVolumeClaim {name} does not exist; create it"
         if claim.metadata.deletion_timestamp:
             return f"PersistentVolumeClaim {name} is being deleted; create it anew"
+        if claim.status.phase == "Lost":
+            return f"PersistentVolumeClaim {name} has lost its volume {claim.spec.volume_name}; create both anew"
+        if claim.spec.volume_name and claim.status.phase == "Pending":
+            return f"PersistentVolumeClaim {name} is not bound to a volume yet"
         if not claim.spec.volume_name:
             wanted = claim.spec.storage_class_name or ""
             kind = (volumes.classes or {}).get(wanted)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from atoll.pipelines.expressions import ExpressionFailed, ExpressionInvalid, ValueType, compiled, filled, source_of
 from atoll.pipelines.graph import INDEX, PipelineGraph
 from atoll.pipelines.model import ITEMS_MAX, PipelineStep
+from atoll.pipelines.sequencing import ORDER, BranchNeed, GpuRoom, need_of, order_of
 from atoll.pipelines.words import ENDED_STEPS, FailureRule, RunState, SkipCause, StepState, StepType
 
 PAUSE_SECONDS_MAX: Final = 3600
@@ -44,6 +45,8 @@ class RunSnapshot:
     inputs: Mapping[str, Any]
     steps: Mapping[str, StepRun]
     cancel_requested: bool = False
+    room: GpuRoom | None = None
+    """Free quota while this is decided; None if it is not known, or there is none."""
 
     def of(self, key: str) -> StepRun:
         """Return a step."""
@@ -279,7 +282,7 @@ def _owner_gate(run: RunSnapshot, name: str) -> bool | SkipCause:
         if now.state is StepState.SKIPPED:
             return now.skip_cause or SkipCause.NOT_SELECTED
         if owner.step_type is StepType.PARALLEL:
-            return now.state is StepState.RUNNING
+            return now.state is StepState.RUNNING and _is_its_turn(run, now, name)
         if now.state is StepState.FAILED:
             return SkipCause.UPSTREAM_FAILED if _has_failed(run, owner.name) else SkipCause.NOT_SELECTED
         if now.state is not StepState.SUCCEEDED:
@@ -287,6 +290,12 @@ def _owner_gate(run: RunSnapshot, name: str) -> bool | SkipCause:
         if name not in getattr(run.graph.settings[owner.name], str(now.output["branch"])):
             return SkipCause.NOT_SELECTED
     return True
+
+
+def _is_its_turn(run: RunSnapshot, parallel: StepRun, name: str) -> bool:
+    """Return whether the branches before this one have ended, if the quota is too small for all of them together."""
+    order = parallel.output.get(ORDER, [])
+    return name not in order or all(run.of(one).has_ended for one in order[: order.index(name)])
 
 
 def _is_broken(run: RunSnapshot, name: str) -> bool:
@@ -305,7 +314,7 @@ def _begin(run: RunSnapshot, step: PipelineStep) -> Decision:
                 told = {"condition_result": is_so, "branch": "if_true" if is_so else "if_false"}
                 return EndStep(step.name, StepState.SUCCEEDED, told)
             case StepType.PARALLEL:
-                return OpenStep(step.name, {})
+                return OpenStep(step.name, _order(run, step))
             case StepType.LOOP:
                 return OpenStep(step.name, {ITEMS: _items(run, step)})
             case _:
@@ -325,17 +334,40 @@ def _items(run: RunSnapshot, step: PipelineStep) -> list[Any] | None:
     return found
 
 
+def _order(run: RunSnapshot, step: PipelineStep) -> dict[str, Any]:
+    """Return the order of the branches if their jobs do not fit the free quota together.
+
+    Jobs whose needs depend on what is not known yet, and parallel steps within this one, count nothing.
+    """
+    if run.room is None:
+        return {}
+    found: list[BranchNeed | None] = []
+    for name in run.graph.settings[step.name].branches:
+        settings, kind, copies = run.graph.settings[name], run.graph.steps[name].step_type, 1
+        if kind is StepType.LOOP:
+            copies = min(settings.max_parallel, len(settings.items) if isinstance(settings.items, list) else ITEMS_MAX)
+            settings, kind = run.graph.settings[settings.body_step], run.graph.steps[settings.body_step].step_type
+        if kind is not StepType.JOB:
+            continue
+        try:
+            job = resolved(run, name, settings.job)
+        except (ExpressionFailed, ExpressionInvalid):
+            continue
+        found.append(need_of(name, job, run.room, copies=copies, after=run.graph.ended_before(name)))
+    return order_of(tuple(one for one in found if one is not None), run.room)
+
+
 def _parallel(run: RunSnapshot, step: PipelineStep) -> Iterator[Decision]:
     branches = run.graph.settings[step.name].branches
     if not all(run.of(one).has_ended for one in branches):
         return
     broken = [one for one in branches if _is_broken(run, one)]
     if not broken:
-        yield EndStep(step.name, StepState.SUCCEEDED, {})
+        yield EndStep(step.name, StepState.SUCCEEDED, run.of(step.name).output)
         return
     first = next((one for one in broken if run.of(one).state is StepState.FAILED), broken[0])
     told = run.of(first).error or str(run.of(first).skip_cause)
-    yield EndStep(step.name, StepState.FAILED, {}, f"branch {first}: {told}")
+    yield EndStep(step.name, StepState.FAILED, run.of(step.name).output, f"branch {first}: {told}")
 
 
 @dataclass(frozen=True, slots=True)

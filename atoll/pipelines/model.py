@@ -199,6 +199,10 @@ class Pipeline(JobPart):
     inputs: Annotated[
         dict[StepName, Any], Field(max_length=ENTRIES_MAX, description="inputs of a run, with their defaults")
     ] = Field(default_factory=dict)
+    notes: Annotated[
+        tuple[Annotated[str, Field(max_length=512)], ...],
+        Field(max_length=ENTRIES_MAX, description="what was noticed about the envelopes of a workflow"),
+    ] = ()
     fail_fast: Annotated[Flag, Field(description="stop running steps when one fails")] = False
     overlap: OverlapPolicy = OverlapPolicy.ALLOW
     steps: Annotated[tuple[PipelineStep, ...], Field(min_length=1, max_length=STEPS_MAX)]

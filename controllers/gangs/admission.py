@@ -10,7 +10,7 @@ and when the status is written.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -39,6 +39,8 @@ from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.cluster.machines import NodeDevices
+from atoll.cluster.pod_fit import affinity_terms
+from atoll.cluster.requests import Request
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
@@ -88,22 +90,26 @@ class AdmissionReconciler:
         self._events = GangEvents(context, cache)
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
-        """Return the one key for a change that may have made room."""
-        self._preemption.observe(kind, change)
-        if kind is WatchedKind.LEASE and not self._is_given_back(change):
-            return ()
-        if kind is WatchedKind.POD and not _has_left(change):
-            return ()
-        if kind is WatchedKind.NODE and not _differs(change):
-            return ()
-        if kind in {WatchedKind.GANG, WatchedKind.HEARTBEAT} or (
-            kind is WatchedKind.REPORT and not _gives_more(change)
-        ):
-            return ()
+        """Return the one key for a change that may have made room, or keeps GPUs for nobody."""
+        keeps_for_nobody = self._preemption.observe(kind, change)
+        if not self._may_make_room(kind, change):
+            return (ALL,) if keeps_for_nobody else ()
         if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._cache.candidates:
             self._cache.attempts.clear()
         self._cache.note_capacity()
-        return (ALL,) if self._cache.candidates else ()
+        return self.all_keys()
+
+    def _may_make_room(self, kind: WatchedKind, change: Change[Any]) -> bool:
+        match kind:
+            case WatchedKind.LEASE:
+                return self._is_given_back(change)
+            case WatchedKind.POD:
+                return _has_left(change)
+            case WatchedKind.NODE:
+                return _differs(change)
+            case WatchedKind.REPORT:
+                return _gives_more(change)
+        return kind not in {WatchedKind.GANG, WatchedKind.HEARTBEAT}
 
     def _is_given_back(self, change: Change[Any]) -> bool:
         """Return whether a GPU is free now, for everybody or for the pods of its GpuReservation."""
@@ -111,8 +117,8 @@ class AdmissionReconciler:
         return change.kind is ChangeKind.DELETED or (record is not None and record.holder.is_reservation)
 
     def all_keys(self) -> Iterable[str]:
-        """Return the one key."""
-        return (ALL,) if self._cache.candidates else ()
+        """Return the one key, unless no gang waits and nothing is kept for any."""
+        return (ALL,) if self._cache.candidates or self._preemption.is_open else ()
 
     async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
         """Try the candidates; return when the next may be tried. Raises KubeError."""
@@ -232,7 +238,7 @@ class AdmissionReconciler:
         reservation = shared_reservation(requests)
         snapshot = self._cache.snapshot(reservation)
         if decision.act is GangAction.REPLACE:
-            is_whole = await self._replace(view, decision, domains, snapshot)
+            is_whole = await self._replace(view, decision, requests, domains, snapshot)
             return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
         key = key_of(view.gang)
         before = ""
@@ -351,12 +357,14 @@ class AdmissionReconciler:
         return True
 
     async def _replace(
-        self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
+        self,
+        view: GangView,
+        decision: LifecycleDecision,
+        requests: Mapping[str, Request],
+        domains: NodeDomains,
+        snapshot: PlacementSnapshot,
     ) -> bool:
         """Place missing members of a running gang near its others. Those without a place wait, gated."""
-        requests = self._cache.requests(decision.members)
-        if isinstance(requests, Obstacle):
-            return False
         assignments = await asyncio.to_thread(place_missing, view, decision.members, requests, domains, snapshot)
         if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
             return False
@@ -401,8 +409,8 @@ class AdmissionReconciler:
                 self._cache.forget_home(one.member.uid)
         if is_first and not may_begin:
             return
-        raise_first(await each(bare, ungate_one))
-        raise_first(await each(whole, ungate_one))
+        for wave in (*_waves(bare), *_waves(whole)):
+            raise_first(await each(wave, ungate_one))
 
     async def _pin(self, one: MemberAssignment, write: Awaitable[T]) -> T | None:
         """Await a write that sends a member to its node; None where one without GPUs does not take it."""
@@ -463,6 +471,14 @@ class GangEvents:
             self._places = {one: number for number, one in enumerate(ordered, start=1)}
             self._ordered_at = now
         return self._places.get(key, len(self._places))
+
+
+def _waves(assignments: Iterable[MemberAssignment]) -> tuple[list[MemberAssignment], ...]:
+    """Return the members in two parts: kube-scheduler refuses who has to be near others before those are there."""
+    parts: tuple[list[MemberAssignment], ...] = ([], [])
+    for one in assignments:
+        parts[bool(affinity_terms(one.member.pod))].append(one)
+    return parts
 
 
 def _is_given_out(devices: NodeDevices | None, allocation: Allocation) -> bool:

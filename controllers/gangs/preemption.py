@@ -72,12 +72,20 @@ class GangPreemption:
         self._has_stray_reservations = True
         """Whether pods may carry annotations of no active preemption: in a new term, and after a failed removal."""
 
-    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> bool:
         """Notice an annotation of no active preemption: one that was given up without an answer, and arrived late."""
         if kind is not WatchedKind.POD or names.KEPT not in change.object.metadata.annotations:
-            return
-        if self._active is None or change.object.metadata.uid not in self._active.plan.kept:
-            self._has_stray_reservations = True
+            return False
+        uid = change.object.metadata.uid
+        is_known = self._active is not None and uid in self._active.plan.kept
+        is_stray = not is_known and self._context.mirror.ledger.kept(uid) is not None
+        self._has_stray_reservations |= is_stray
+        return is_stray
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is, or may be, kept: also for a gang that is deleted, so that nobody waits any more."""
+        return self._active is not None or self._has_stray_reservations
 
     async def reconcile(self) -> float | None:
         """End a preemption that is over; return when to call again. Raises KubeError."""

@@ -215,6 +215,21 @@ def restore(server: FakeApiServer, backup: dict[str, Object]) -> None:
         stream.break_connection()
 
 
+@pytest.mark.parametrize("is_restored", [True, False], ids=["restored meanwhile", "started again in a moment"])
+async def test_a_blind_agent_that_starts_after_a_restore_tells_of_it(world: World, *, is_restored: bool) -> None:
+    """Its process has seen nothing of it; the heartbeat in the API server is that of the backup."""
+    (world.folder / "cgroup").rename(world.folder / "away")
+    beat = paths.leases(names.HEARTBEAT_NAMESPACE, "n1")
+    async with world.agent(poll_seconds=0.05) as agent:
+        await until(lambda: world.sequence >= 1 and agent.devices and beat in world.server.objects)
+        if is_restored:
+            old = world.server.objects[beat]
+            world.server.put(beat, {**old, "spec": {**old["spec"], "renewTime": "2026-01-31T11:00:00.000000Z"}})
+    async with world.agent(poll_seconds=0.05) as agent:
+        await until(lambda: agent.observations_count >= 3)
+        assert world.report["evidence"]["unreadSinceRestore"] is is_restored
+
+
 async def test_a_blind_agent_tells_of_a_restore_until_it_can_read(world: World) -> None:
     """Its successor tells of it too. Who starts after the restore cannot know it from anything else."""
     cgroups, away = world.folder / "cgroup", world.folder / "away"

@@ -98,6 +98,11 @@ def test_the_pages_commands_run(shell: PipelineShell) -> None:
     assert "not selected" in printed[3]
     assert ", next run " in printed[4]
     assert "cron" in printed[5]
+    assert "chatbot" in printed[6]
+    assert printed[7].splitlines()[-1].startswith("usecase/helpdesk healthy at http://uc-helpdesk-front-")
+    assert "helpdesk" in printed[8]
+    assert "model_server" in printed[9]
+    assert printed[10] == "usecase/helpdesk deleting\n"
     trigger = printed[5].splitlines()[1].split()[0]
     assert shell.run(f"atoll pipeline trigger nightly --disable {trigger}") == f"trigger/{trigger} disabled\n"
     assert shell.run(f"atoll pipeline trigger nightly --delete {trigger}") == f"trigger/{trigger} deleted\n"

@@ -90,6 +90,11 @@ NO_SCHEDULE = [{"key": "gpu", "value": "a", "effect": "NoSchedule"}]
         ([{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}], NO_SCHEDULE, True),
         ([{"key": "other", "operator": "Exists"}], NO_SCHEDULE, True),
         ([{"operator": "Equal"}], NO_SCHEDULE, True),
+        ([{"key": "k", "operator": "Gt", "value": "5"}], [{"key": "k", "value": "6", "effect": "NoSchedule"}], False),
+        ([{"key": "k", "operator": "Gt", "value": "5"}], [{"key": "k", "value": "5", "effect": "NoSchedule"}], True),
+        ([{"key": "k", "operator": "Lt", "value": "5"}], [{"key": "k", "value": "-1", "effect": "NoSchedule"}], False),
+        ([{"key": "k", "operator": "Lt", "value": "5"}], [{"key": "k", "value": "007", "effect": "NoSchedule"}], True),
+        ([{"key": "k", "operator": "Lt", "value": "9"}], [{"key": "k", "value": "007", "effect": "NoSchedule"}], True),
         ([{"key": "gpu", "operator": "Nonsense", "value": "a"}], NO_SCHEDULE, True),
     ],
 )

@@ -48,9 +48,9 @@ def waiting(name: str, gpus: int = 1, *, status: dict[str, Any] | None = None, *
 
 
 def node(name: str = "n1", **spec: Any) -> Node:
-    """Return a Node; `labels` go to its metadata, `ready` to its status."""
+    """Return a Node; `labels` go to its metadata, `ready` and `allocatable` to its status."""
     labels, ready = spec.pop("labels", {}), spec.pop("ready", "True")
-    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    status = {"conditions": [{"type": "Ready", "status": ready}], "allocatable": spec.pop("allocatable", {})}
     return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}, Node)
 
 
@@ -318,8 +318,14 @@ def test_only_nodes_that_may_have_gpus_are_waited_for() -> None:
     """A worker without GPUs never reports; a node that says it has some, or whose report does not count, may."""
     ledger = Ledger()
     ledger.put_report(GpuNodeStatus.model_validate({"metadata": {"name": "silent"}, "status": {"devices": []}}))
-    nodes = {"cpu": node("cpu"), "new": node("new", labels=PRESENT), "silent": node("silent")}
-    assert [one.node.metadata.name for one in unseen_nodes(nodes, ledger, NOW)] == ["new", "silent"]
+    found = (
+        node("cpu", allocatable={"cpu": "8", "nvidia.com/gpu": "0"}),
+        node("new", labels=PRESENT),
+        node("plain", allocatable={"nvidia.com/gpu": "1"}),
+        node("silent"),
+    )
+    nodes = {one.metadata.name: one for one in found}
+    assert [one.node.metadata.name for one in unseen_nodes(nodes, ledger, NOW)] == ["new", "plain", "silent"]
 
 
 def affinity(zone: str) -> dict[str, Any]:

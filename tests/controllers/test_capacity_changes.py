@@ -13,6 +13,8 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 from controllers.capacity_changes import CapacityChanges
 from controllers.context import Context
+from controllers.gangs.admission import AdmissionReconciler
+from controllers.gangs.cache import GangCache
 from controllers.topologies import TopologyReconciler
 from tests.builders import make_pod
 from tests.fakes.clock import ManualClock
@@ -66,3 +68,30 @@ def test_topologies_are_counted_again_when_labels_may_differ(
     mirror = SimpleNamespace(topologies=SimpleNamespace(store={("", "a"): TOPOLOGY}))
     reconciler = TopologyReconciler(cast("Context", SimpleNamespace(mirror=mirror)))
     assert list(reconciler.affected(kind, change)) == affected
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "is_room"),
+    [
+        pytest.param(WatchedKind.NODE, Change(ChangeKind.MODIFIED, node(labels=RACK), node()), True, id="labels"),
+        pytest.param(WatchedKind.NODE, Change(ChangeKind.MODIFIED, node(), node()), False, id="a node's heartbeat"),
+        pytest.param(WatchedKind.POD, Change(ChangeKind.DELETED, make_pod()), True, id="a pod went"),
+        pytest.param(
+            WatchedKind.POD, Change(ChangeKind.MODIFIED, make_pod(phase="Failed"), make_pod()), True, id="a pod ended"
+        ),
+        pytest.param(WatchedKind.POD, Change(ChangeKind.ADDED, make_pod()), False, id="a pod came"),
+        pytest.param(WatchedKind.POD, Change(ChangeKind.MODIFIED, make_pod(), make_pod()), False, id="a pod changed"),
+        pytest.param(WatchedKind.TOPOLOGY, Change(ChangeKind.DELETED, TOPOLOGY), True, id="a topology went"),
+        pytest.param(WatchedKind.HEARTBEAT, Change(ChangeKind.DELETED, TOPOLOGY), False, id="a heartbeat"),
+    ],
+)
+def test_waiting_gangs_are_tried_again_when_there_may_be_room(
+    kind: WatchedKind, change: Change[Any], is_room: bool
+) -> None:
+    """Most changes are none of that: they cut no gang's pause short."""
+    rooms: list[None] = []
+    cache = SimpleNamespace(candidates={("team", "g")}, attempts={}, note_capacity=lambda: rooms.append(None))
+    context = SimpleNamespace(api=None, clock=ManualClock(), mirror=SimpleNamespace(ledger=Ledger()))
+    reconciler = AdmissionReconciler(cast("Context", context), cast("GangCache", cache))
+
+    assert (bool(list(reconciler.affected(kind, change))), len(rooms)) == (is_room, int(is_room))

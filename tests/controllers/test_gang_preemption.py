@@ -9,9 +9,10 @@ import pytest
 
 from atoll.api import names
 from tests.builders import claim_json, make_allocation, pod_json, report_json
-from tests.controllers.gang_harness import GangHarness, Term, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import CLAIMS, PODS, REPORTS, strip_version
 from tests.fakes.api_server import answering
+from tests.fakes.clock import until
 
 SOON: dict[str, Any] = {"preemption_delay_seconds": 0.0, "gang_hold_after_seconds": 0.0}
 QUIET: dict[str, Any] = {"preemption": False, "gang_hold_after_seconds": 0.0}
@@ -200,6 +201,20 @@ async def test_a_new_leader_takes_off_what_it_does_not_know(tmp_path: Path) -> N
             await settled(running, lambda: all(kept(made, "wide", 2)), seconds=20)
         async with term(made, tmp_path, settings={**QUIET, "gang_hold_seconds": 0.0}) as running:
             await settled(running, lambda: not any(kept(made, "wide", 2)), seconds=20)
+
+
+@pytest.mark.parametrize("refusals", [0, 3])
+async def test_what_is_kept_for_a_gang_that_nobody_led_to_its_end_is_given_back(tmp_path: Path, refusals: int) -> None:
+    """Its GpuGang is deleted while nobody leads, and its pods stay: no gang waits then, and no GPU is kept for them."""
+    async with cluster() as made:
+        async with term(made, tmp_path, settings=QUIET) as running:
+            await run_single(made, running, "running", 0, 1, 2, 3)
+            add_gang(made, "wide", 2)
+            await settled(running, lambda: all(kept(made, "wide", 2)), seconds=20)
+        made.server.remove(f"{GANGS}/wide")
+        made.server.fail(answering(500, "InternalError"), times=refusals, containing=f"PATCH {PODS}/wide")
+        async with term(made, tmp_path, settings=QUIET):
+            await until(lambda: not any(kept(made, "wide", 2)), timeout_seconds=20)
 
 
 PAIRS = "h100-nvl-8"

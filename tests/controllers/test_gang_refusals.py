@@ -53,8 +53,8 @@ async def test_a_member_that_takes_no_annotation_gives_its_gpus_back(tmp_path: P
 
 
 async def test_a_gang_whose_member_takes_no_write_at_all_is_not_tried_without_a_pause(tmp_path: Path) -> None:
-    """Its Leases stay, because nothing fences the pod; an event on the gang says so, and one attempt is made in a while
-    however often our own writes wake its reconciler."""
+    """Its Leases stay, because nothing fences the pod; an event on the gang says so, and attempts are made ever more
+    rarely, however often our own writes wake its reconciler."""
     counted: list[str] = []
     async with cluster("n1", "n2") as made:
         made.add_gang("g", 2)
@@ -70,9 +70,9 @@ async def test_a_gang_whose_member_takes_no_write_at_all_is_not_tried_without_a_
             made.add_member("later", 0)
             await settled(second, lambda: len(made.leases_of("later-0")) == 4 and not made.is_gated("later-0"))
 
-        (note,) = second.notes.notes_on(names.REASON_WRITE_REFUSED, "g")
+        note, *_ = second.notes.notes_on(names.REASON_WRITE_REFUSED, "g")
         assert "262144 bytes" in note
-        assert len(counted) <= 4
+        assert len(counted) <= 12
         assert len(made.leases_of("g-0")) == 4
 
 

@@ -21,6 +21,7 @@ from tests.fakes.clock import until
 pytestmark = pytest.mark.asyncio
 
 RACK = "example.com/rack"
+BLOCK, HOST = "example.com/block", "kubernetes.io/hostname"
 PINNED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -555,6 +556,33 @@ async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> Non
         await settled(running, lambda: is_let_go(made, "g"))
 
 
+@pytest.mark.parametrize(
+    ("levels", "outside", "reason", "said"),
+    [
+        ([RACK], 1, "LevelsFound", "1 of 2 nodes have all levels"),
+        ([RACK, "example.com/blok"], 2, "LevelMissing", "no node has a value for example.com/blok"),
+        ([HOST], 0, "HostnamesShared", "nodes share one kubernetes.io/hostname: n1 and n2"),
+    ],
+)
+async def test_a_topology_says_how_many_nodes_it_counts(
+    tmp_path: Path, levels: list[str], outside: int, reason: str, said: str
+) -> None:
+    """Two nodes of one hostname, one of which has a rack."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_node("n1", labels={RACK: "a", HOST: "m"})
+        made.add_node("n2", labels={HOST: "m"})
+        spec = {"levels": [{"nodeLabel": level} for level in levels]}
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": spec})
+
+        def status() -> dict[str, Any]:
+            return dict(made.server.objects[f"{TOPOLOGIES}/t"].get("status", {}))
+
+        await settled(running, lambda: status().get("nodes") == 2)
+        (condition,) = status()["conditions"]
+        assert (condition["reason"], condition["message"]) == (reason, said)
+        assert status().get("outside", 0) == outside
+
+
 async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
     """A gang that waits for room holds a smaller one behind it under strict order alone; a hopeless one never does."""
 
@@ -609,9 +637,6 @@ async def test_new_room_goes_to_the_gang_that_came_first_though_it_pauses(
 
         await settled(running, lambda: "Admitted" in (made.reason("first"), made.reason("later")))
         assert made.reason("first") == "Admitted"
-
-
-BLOCK, HOST = "example.com/block", "kubernetes.io/hostname"
 
 
 async def test_a_gang_of_64_lies_in_one_block_and_each_slice_in_one_rack(tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import orjson
 import pytest
 
 from atoll.api import names
 from atoll.cluster.leases import Holder, parse_lease
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_lease
 from atoll.kube.errors import Conflict
+from atoll.kube.mirror import ClusterMirror
+from controllers.claims import ClaimReconciler
+from controllers.context import Context
 from controllers.leases.writes import delete_lease
-from tests.builders import claim_json, lease_json, make_allocation, pod_json, report_json
+from tests.builders import claim_json, lease_json, make_allocation, make_claim, pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,
     LEASES,
@@ -24,7 +30,7 @@ from tests.controllers.harness import (
     strip_version,
 )
 from tests.fakes.api_server import status
-from tests.fakes.clock import until
+from tests.fakes.clock import ManualClock, until
 from tests.service.test_metrics import samples
 
 HOLDER = Holder("team", "p", "uid-of-p")
@@ -454,6 +460,22 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
         for loop in running.loops:
             await loop.run_once()
         assert [write for write in running.api.writes if "gpuclaims" in write[1]] == written
+
+
+@pytest.mark.parametrize(("after_seconds", "wait_seconds"), [(0.0, 10.0), (9.5, 0.5), (10.0, None)])
+async def test_claim_status_is_written_at_most_once_in_ten_seconds(
+    after_seconds: float, wait_seconds: float | None
+) -> None:
+    """What changes in between is written when the time is over."""
+    claim, clock, patched = make_claim("c"), ManualClock(), AsyncMock()
+    mirror = SimpleNamespace(ledger=Ledger(), claims=SimpleNamespace(store={("team", "c"): claim}))
+    context = Context(AsyncMock(patch=patched), cast("ClusterMirror", mirror), clock, Mock(), Mock(), str)
+    claims = ClaimReconciler(context, interval_seconds=10.0)
+    await claims.reconcile(("team", "c"))
+    await clock.advance(after_seconds)
+
+    assert await claims.reconcile(("team", "c")) == wait_seconds
+    assert patched.await_count == (2 if wait_seconds is None else 1)
 
 
 async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from atoll.cluster.pods import ENDED_BY_KUBELET
 from atoll.service import settings
 from controllers.page.authorization import PATH as PAGE_PATH
 from devcluster import rights
+from devcluster.installation import LAST_POLICY
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
 from tests.kubernetes_schemas import validate
 
@@ -72,6 +73,9 @@ def test_kustomization_lists_every_manifest_in_order() -> None:
     first_part = min(listed.index(file) for file in listed if any(d["kind"] == "Deployment" for d in load(file)))
     before = [file for file in listed if file.startswith(("crds/", "rbac/", "policies/"))]
     assert max(listed.index(file) for file in before) < first_part
+    (last, _) = load([file for file in listed if file.startswith("policies/")][-1])
+    assert last["metadata"]["name"] == LAST_POLICY
+    assert f"`{LAST_POLICY}`" in (REPOSITORY / "docs" / "install.md").read_text()
 
 
 def test_roles_have_no_wildcards() -> None:

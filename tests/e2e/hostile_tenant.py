@@ -93,13 +93,15 @@ class HostileTenant:
         self._world.cluster.api.request("POST", f"/api/v1/namespaces/{self._home}/resourcequotas", quota)
         unclaimed = DEPLOY / "policies" / "optional" / "unclaimed-pods.yaml"
         assert self._world.cluster.kubectl("apply", "-f", str(unclaimed)).returncode == 0
-        self._world.wait(self._is_guarded, "the policy on unclaimed pods to be in force")
+        self._world.wait(self._is_guarded, "every policy on what he will try to be in force")
         flood(self._world.cluster, "flood", connections=256, body_bytes=60_000)
         self._thread.start()
 
     def _is_guarded(self) -> bool:
-        path, body = f"/api/v1/namespaces/{self._home}/pods", self._pod_body(**DEVICES[0])
-        return "atoll-unclaimed-pods" in self._send("POST", path, body, dry_run=True).message
+        path = f"/api/v1/namespaces/{self._home}/pods"
+        answers = [self._send("POST", path, self._pod_body(**options), dry_run=True) for options in DEVICES]
+        is_in_force = any("atoll-unclaimed-pods" in answer.message for answer in answers)
+        return is_in_force and not any(answer.is_accepted for answer in answers)
 
     def _act_all_the_while(self) -> None:
         while not self._stopped.wait(PAUSE_SECONDS):

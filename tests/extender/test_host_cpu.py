@@ -106,9 +106,14 @@ def test_node_that_goes_is_forgotten_and_other_collections_do_not_matter(cpu: Ho
 
 
 def test_asks_are_counted_once_per_pod_with_gpus(cpu: HostCpu, told: RecordingFleet) -> None:
-    """Pods without GPUs say nothing of the CPU that GPUs need."""
-    asking = make_pod("g", gpus=2, overhead={"cpu": "3"})
-    for change in (Change(ADDED, pod()), Change(ADDED, asking), Change(MODIFIED, asking, asking)):
+    """Pods without GPUs say nothing of the CPU that GPUs need, and those without CPU ask for none."""
+    asking, modest = make_pod("g", gpus=2, overhead={"cpu": "3"}), make_pod("h", gpus=1)
+    for change in (
+        Change(ADDED, pod()),
+        Change(ADDED, asking),
+        Change(MODIFIED, asking, asking),
+        Change(ADDED, modest),
+    ):
         cpu.observe(WatchedKind.POD, change)
 
-    assert told.asks == [(2, 3000)]
+    assert told.asks == [(2, 3000), (1, 0)]

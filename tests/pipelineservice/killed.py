@@ -1,6 +1,7 @@
 """Lives of an engine that is killed with SIGKILL before one of its database writes; each is a process of its own."""
 
 import asyncio
+import fcntl
 import itertools
 import os
 import signal
@@ -64,7 +65,12 @@ def kill_before(number: int) -> None:
 
 
 def live(url: str, effects: Path, kill_at: int) -> None:
-    """Run the engine until every run has ended, or until it is killed."""
+    """Wait until no other replica leads, then run the engine until every run has ended, or until it is killed.
+
+    A lock on a file stands for the Lease: it is free once its holder is dead.
+    """
+    leading = effects.with_suffix(".leader").open("w")
+    fcntl.flock(leading, fcntl.LOCK_EX)
     kill_before(kill_at)
 
     def note(_parameters: Any, key: str) -> None:

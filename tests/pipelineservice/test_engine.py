@@ -9,11 +9,13 @@ from sqlalchemy import func, select
 
 from atoll.jobs.states import ENDED
 from jobs.database import Database, opened
+from jobs.queue_store import store_queue_file
 from jobs.records import JobRecord
 from pipelines.errors import KeyTaken, RunActive, RunNotEnded
 from pipelines.records import migrate_pipelines
-from pipelines.store import cancel_run, rerun_run
+from pipelines.store import cancel_run, rerun_run, steps_of
 from tests.pipelines.made import JOB, step
+from tests.pipelines.test_sequencing import gpu_step, queue_file
 from tests.pipelineservice.world import EngineWorld
 
 RUNNING_TRAIN = (JobRecord.name.like("nightly-train-%"), JobRecord.state == "running")
@@ -166,6 +168,28 @@ async def test_a_rerun_keeps_what_succeeded(small: EngineWorld) -> None:
 
     steps = await database.read(lambda session: session.scalars(select(JobRecord.document)).all())
     assert sorted(one["step_id"] for one in steps) == ["prepare", "train", "train"]
+
+
+async def test_branches_beyond_the_free_quota_run_one_after_the_other(small: EngineWorld) -> None:
+    """By the file of queues and the jobs that the queue has; the step says so."""
+    world, database = small, small.database
+    document, now = queue_file().model_dump(mode="json"), world.clock.now()
+    await database.write(lambda session: store_queue_file(session, "local", document, now=now, actor="ops"))
+    world.held = frozenset({"low", "high"})
+    async with world.leading():
+        run_id = await world.begin(
+            step("fan", kind="parallel", config={"branches": ["low", "high"]}),
+            gpu_step("low", 4, "low"),
+            gpu_step("high", 4, "high"),
+        )
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(JobRecord.state == "running")))
+        assert await world.states(run_id) == {"fan": "running", "low": "pending", "high": "running"}
+        world.held = frozenset()
+        assert (await world.until_ended(run_id))[0] == "succeeded"
+
+    told = {one.key: one.output for one in await database.read(lambda session: steps_of(session, run_id))}["fan"]
+    assert told["message"].startswith("high, low run one after the other, by priority: they need 8 GPUs together")
+    assert told["message"].endswith("queue tenant-acme-queue has 7 free")
 
 
 async def test_a_repeated_key_creates_one_run(small: EngineWorld) -> None:

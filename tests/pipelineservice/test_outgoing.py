@@ -123,6 +123,23 @@ async def test_a_secret_is_sent_and_does_not_come_back(tmp_path: Path) -> None:
     assert SECRET not in json.dumps(found)
 
 
+async def test_no_error_shows_the_query_of_a_url() -> None:
+    """It may be a signature; what the client library says of a server that talks nonsense has the whole URL."""
+
+    async def talk_nonsense(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"nonsense\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(talk_nonsense, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(CallFailed) as failed:
+            await OutgoingClient(allowed=("localhost",)).call(call(f"http://localhost:{port}/?signature=hush"))
+
+    assert f"localhost:{port}" in str(failed.value)
+    assert "hush" not in str(failed.value)
+
+
 @pytest.mark.parametrize("name", ["missing", "short"])
 async def test_secrets_that_cannot_be_used_refuse_the_call(tmp_path: Path, name: str) -> None:
     """Before anything is sent, naming the secret and not its value."""

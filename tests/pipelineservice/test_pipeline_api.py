@@ -144,6 +144,16 @@ async def test_an_envelope_of_a_workflow_becomes_a_pipeline(service: JobService)
     assert len(made.json()["pipeline"]["steps"]) == 4
 
 
+async def test_notes_about_an_envelope_are_shown_with_the_run(service: JobService) -> None:
+    """An attribute without its prefix says nothing, and the user may have meant it."""
+    chain = (Path(__file__).parents[2] / "examples" / "jobs" / "chain.yaml").read_bytes()
+    chain = chain.replace(b"    ext_ml_cpu_cores: 16\n", b"    cpu_cores: 16\n")
+    made = (await service.call("POST", PIPELINES, content=chain, headers={"Content-Type": "application/yaml"})).json()
+    run = (await service.call("POST", f"{PIPELINES}/{made['id']}/execute")).json()
+
+    assert run["notes"] == ["cpu_cores: ignored without its prefix; did you mean ext_ml_cpu_cores?"]
+
+
 async def test_decisions_are_audited(service: JobService) -> None:
     """Applied by one, refused to another."""
     path = await applied(service)

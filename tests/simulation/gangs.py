@@ -364,6 +364,10 @@ class GangJudge:
         """Yield what is not as it should be at rest. `free`, `whole`: GPUs of each node, free now and in all; `pool`:
         the same of the reservation."""
         yield from (f"gang {name} is admitted and not ready yet" for name in self._unready_since)
+        for pod in self._server.pods():
+            is_nobodys = f"{GANGS}/{gang_of(pod)}" not in self._server.objects
+            if names.KEPT in pod["metadata"]["annotations"] and pod["spec"].get("schedulingGates") and is_nobodys:
+                yield f"GPUs are kept for {uid_of(pod)}, whose gang is gone"
         for gang in self._server.collection(GANGS):
             uses = gang["metadata"]["name"] in self._jobs.reserving
             yield from self._problems_of(gang, *(pool if uses else (free, whole)))
@@ -459,6 +463,10 @@ class GangSteps:
     def _make_gang_anew(self, step: Any) -> None:
         if self._delete(GANGS, step.target):
             self._jobs.create_gang(step.target)
+
+    def _delete_gang(self, step: Any) -> None:
+        """Delete the GpuGang alone: who runs runs on, who waits waits for another one."""
+        self._delete(GANGS, step.target)
 
     def _run_job_again(self, step: Any) -> None:
         """Let every member that runs end well, and soon replace the Job if it has done its work by then. `number`: odd,

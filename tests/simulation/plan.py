@@ -62,9 +62,11 @@ GANG_KINDS: dict[str, float] = {
     "replace by smaller gang": 1.0,
 }
 """What may happen to gangs, in histories of their own."""
-LATER_GANG_KINDS: dict[str, float] = {**GANG_KINDS, "finish member": 8.0, "run Job again": 3.0}
+LATER_GANG_KINDS: dict[str, float] = {**GANG_KINDS, "finish member": 8.0, "run Job again": 3.0, "delete gang": 0.7}
 LATER_GANGS_FROM = 2000
-"""Seeds beyond it draw from LATER_GANG_KINDS, so that the others keep their histories."""
+"""Seeds beyond it draw from LATER_GANG_KINDS and LATER_STORM_KINDS, so that the others keep their histories."""
+HOLD_SECONDS = 3.0
+"""So short that all come to rest in between."""
 STORM_KINDS: dict[str, float] = {
     "create gang": 4.0,
     "delete waiting member": 4.0,
@@ -81,6 +83,7 @@ STORM_KINDS: dict[str, float] = {
     "reboot": 0.5,
 }
 """What may happen to gangs while writes and watches are late."""
+LATER_STORM_KINDS: dict[str, float] = {**STORM_KINDS, "delete gang": 1.0}
 CALM_KINDS = frozenset({*LATER_GANG_KINDS, "create", "finish", "delete", "hear verdict"})
 """What disturbs nobody's view."""
 RESERVATION_KINDS: dict[str, float] = {"make reservation anew": 2.0, "end reservation": 1.0, "delete reservation": 1.0}
@@ -120,6 +123,8 @@ class Plan:
     """How far off the clocks of machines are at most."""
     is_calm: bool = False
     """Whether nothing is killed, cut or slow, so that what should happen at once does."""
+    hold_seconds: float = 0.0
+    """For how long GPUs are kept for the gang that is first in order."""
 
     @property
     def has_gangs(self) -> bool:
@@ -128,8 +133,11 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return the controllers' settings: where gangs keep GPUs for themselves, nobody could be judged at rest."""
-        return {"gang_hold_seconds": 0.0, "preemption": False} if self.has_gangs else {}
+        """Return the controllers' settings."""
+        if not self.has_gangs:
+            return {}
+        soon = {"gang_hold_after_seconds": 1.0} if self.hold_seconds else {}
+        return {"gang_hold_seconds": self.hold_seconds, "preemption": False, **soon}
 
     def __str__(self) -> str:
         weather = ", ".join(f"{kind} {rate:.2f}" for kind, rate in self.rates) or "calm"
@@ -182,7 +190,8 @@ def gang_plan_of(seed: int) -> Plan:
     rates = tuple((kind, rng.choice((0.02, 0.05))) for kind in chosen)
     reserved_count = rng.choice((2, 4, 6)) if not is_calm and rng.random() < 0.5 else 0
     plan = Plan(seed, (*begun, *later), rates, reserved_count=reserved_count, skew_seconds=600.0, is_calm=is_calm)
-    return _with_changes(rng, plan, 40.0)
+    keeps_gpus = seed >= LATER_GANGS_FROM and not is_calm and seed % 4 == 0
+    return replace(_with_changes(rng, plan, 40.0), hold_seconds=HOLD_SECONDS if keeps_gpus else 0.0)
 
 
 def _with_changes(rng: random.Random, plan: Plan, length: float) -> Plan:
@@ -198,7 +207,8 @@ def _with_changes(rng: random.Random, plan: Plan, length: float) -> Plan:
 def gang_storm_of(seed: int) -> Plan:
     """Draw a history of gangs whose controllers are slow, killed, succeeded by others, and often without an answer."""
     rng = random.Random(seed)
-    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in STORM_KINDS.items()}
+    of_storms = LATER_STORM_KINDS if seed >= LATER_GANGS_FROM else STORM_KINDS
+    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in of_storms.items()}
     kinds["create gang"] = STORM_KINDS["create gang"]
     drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=rng.randint(6, 16))
     begun = [_step(rng, 0.5 + 0.5 * number, "create gang") for number in range(rng.randint(1, 2))]
@@ -207,7 +217,8 @@ def gang_storm_of(seed: int) -> Plan:
     chosen = [kind for kind in (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS) if rng.random() < 0.3]
     rates = tuple((kind, rng.choice((0.05, 0.12))) for kind in chosen)
     steps = tuple(sorted((*begun, *later), key=lambda step: step.at_seconds))
-    return Plan(seed, steps, rates, controllers_count=rng.choice((1, 2)), skew_seconds=600.0)
+    count, hold_seconds = rng.choice((1, 2)), HOLD_SECONDS if seed >= LATER_GANGS_FROM and seed % 24 == 8 else 0.0
+    return Plan(seed, steps, rates, controllers_count=count, skew_seconds=600.0, hold_seconds=hold_seconds)
 
 
 def _ambush(rng: random.Random, step: Step) -> Step:

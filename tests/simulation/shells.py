@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import orjson
@@ -85,6 +86,9 @@ class ShellEnvironment:
     settings: dict[str, Any] = field(default_factory=dict)
     skew_seconds: float = 2.0
 
+    def __post_init__(self) -> None:
+        runner.secrets = NumberedTokens()  # type: ignore[assignment]
+
     def session(self, name: str) -> SimulatedSession:
         """Return the network of one process."""
         return SimulatedSession(self.server, self.weather, self.loop, name)
@@ -103,6 +107,17 @@ class ShellEnvironment:
         """Return the clock of one process; its next start may be on another machine, with another clock."""
         skew = self.weather.between(f"skew {name}", -self.skew_seconds, self.skew_seconds)
         return VirtualClock(self.loop, skew_seconds=skew)
+
+
+class NumberedTokens:
+    """Fits `secrets` for the controllers: tokens decide pauses, so a replay needs the same ones."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def token_hex(self, _size: int) -> str:
+        """Return a text that no history has twice."""
+        return f"token-{next(self._numbers)}"
 
 
 class StubRequest:

@@ -73,9 +73,10 @@ def test_an_admission_that_arrives_late_admits_nobody(seed: int) -> None:
     assert run.returncode == 0, run.stdout[-4000:]
 
 
-def test_seed_replays_exactly() -> None:
+@pytest.mark.parametrize("seed", ["77", "12298"], ids=["pods", "gangs that are evicted and pause"])
+def test_seed_replays_exactly(seed: str) -> None:
     """The same seed tells the same story, write by write."""
-    first, second = (simulate("--histories", "1", "--seed", "77", "--workers", "1", "--tell").stdout for _ in range(2))
+    first, second = (simulate("--histories", "1", "--seed", seed, "--workers", "1", "--tell").stdout for _ in range(2))
 
     stories = [[line for line in text.splitlines() if " s  " in line] for text in (first, second)]
     assert len(stories[0]) > 10

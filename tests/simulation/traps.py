@@ -7,7 +7,7 @@ containers that outlive their pod object. The seed varies the times a little.
 import random
 from dataclasses import replace
 
-from tests.simulation.plan import CALM_KINDS, Plan, Step, gang_plan_of, gang_storm_of, plan_of
+from tests.simulation.plan import CALM_KINDS, LATER_GANGS_FROM, Plan, Step, gang_plan_of, gang_storm_of, plan_of
 
 Rates = tuple[tuple[str, float], ...]
 BOTH = ("n1", "n2")
@@ -266,6 +266,16 @@ NEWEST_GANG_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
         (("cut before", 0.12), ("late", 0.12)),
     ),
 }  # fmt: skip
+LATER_GANG_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
+    "a gang is deleted for which GPUs are kept, while nobody leads": (
+        (Step(1.0, "create", "p0", number=4), Step(2.0, "create gang", "g0", number=24),
+         Step(9.0, "kill controllers", "controllers-0", number=4.0), Step(10.0, "delete gang", "g0"),
+         Step(14.0, "create", "p1", number=4)),
+        (),
+    ),
+}  # fmt: skip
+"""Beyond LATER_GANGS_FROM; GPUs are kept for long in them."""
+LONG_HOLD_SECONDS = 60.0
 LATER_FROM = 1200
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
@@ -296,10 +306,14 @@ def gang_trap_of(seed: int) -> Plan:
 def newest_gang_trap_of(seed: int) -> Plan:
     """Return a trap of gangs with faults of its own, its times moved a little."""
     rng = random.Random(seed)
-    steps, rates = list(NEWEST_GANG_TRAPS.values())[seed // 12 % len(NEWEST_GANG_TRAPS)]
+    traps = NEWEST_GANG_TRAPS | LATER_GANG_TRAPS if seed >= LATER_GANGS_FROM else NEWEST_GANG_TRAPS
+    name = list(traps)[seed // 12 % len(traps)]
+    steps, rates = traps[name]
     moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in steps)
     ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
-    return Plan(seed, ordered, rates, skew_seconds=600.0, is_calm=not rates)
+    hold_seconds = LONG_HOLD_SECONDS if name in LATER_GANG_TRAPS else 0.0
+    is_calm = not rates and not hold_seconds
+    return Plan(seed, ordered, rates, skew_seconds=600.0, is_calm=is_calm, hold_seconds=hold_seconds)
 
 
 def trap_of(seed: int, number: int) -> Plan:

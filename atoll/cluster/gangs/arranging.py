@@ -21,6 +21,8 @@ from topology.gangs.search import place
 
 TRIES_MAX: Final = 16
 ELSEWHERE: Final = "outside of the domain that other members leave"
+FEWER_MAX: Final = 64
+"""How many members fewer than there was room for are tried, where fewer are enough."""
 DOMAINS_MAX: Final = 8
 """Domains to which members with affinity to each other are confined in turn."""
 
@@ -74,17 +76,18 @@ def _mended(
         room = _room(_pod_set(question, clash.pod_set), question, domains)
         free = room.pop(ALONE, 0)
         roomiest = sorted(room, key=lambda domain: (-room[domain], domain))[: counts[clash.pod_set]]
-        rest = counts[clash.pod_set] - len(roomiest)
-        if rest <= free:
-            alone = dict.fromkeys(roomiest, 1) | ({ALONE: rest} if rest else {})
-            yield from _divided(question, clash.pod_set, alone, domains)
+        rest = min(counts[clash.pod_set] - len(roomiest), free)
+        alone = dict.fromkeys(roomiest, 1) | ({ALONE: rest} if rest else {})
+        yield from _divided(question, clash.pod_set, alone, domains)
     else:
         count = spread_counts(members[0].pod, nodes, cluster.pods_on)[clash.number]
         yield from _limited(question, clash, count)
         room = _room(_pod_set(question, clash.pod_set), question, count.domains)
-        shares = count.even_shares(counts[clash.pod_set], room)
-        if shares is not None:
-            yield from _divided(question, clash.pod_set, shares, count.domains)
+        for fewer in range(FEWER_MAX):
+            shares = count.even_shares(counts[clash.pod_set] - fewer, room)
+            if shares:
+                yield from _divided(question, clash.pod_set, shares, count.domains)
+                break
 
 
 def _together(
@@ -120,7 +123,8 @@ def _divided(
 ) -> Iterator[GangSearchInput]:
     """Divide a pod set among domains; each part keeps to its own. Slices need consecutive ranks and are not divided."""
     pod_set = _pod_set(question, name)
-    if pod_set.request.slices or len(question.gang.pod_sets) - 1 + len(shares) > POD_SETS_MAX:
+    is_enough = sum(shares.values()) >= (pod_set.count if pod_set.min_count is None else pod_set.min_count)
+    if not is_enough or pod_set.request.slices or len(question.gang.pod_sets) - 1 + len(shares) > POD_SETS_MAX:
         return
     group = pod_set.group or (name.partition(PART)[0] if pod_set.request.mode is Mode.REQUIRED else "")
     parts = []

@@ -16,8 +16,11 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, node_of
 from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.rehearsal import find_clash
 from atoll.cluster.gangs.search_input import PlacementSnapshot, gpu_requests, model_choices, search_input
+from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request
+from atoll.cluster.spread import SPREAD, spread_counts
 from topology.gangs.model import Gang, Mode, Placement, PodSet, PodSetPlacement
 from topology.gangs.model import PlacedMember as Place
 from topology.gangs.repair import Replacement, replace_lost
@@ -47,15 +50,23 @@ def place_missing(
     question = search_input(spec, missing[:MISSING_MAX], requests, node_domains, cluster, models=models)
     if isinstance(question, Obstacle):
         return ()
-    snapshot, assignments = question.snapshot, []
+    snapshot = question.snapshot
+    placed: list[tuple[str, Pod, str]] = []
+    assignments: list[MemberAssignment] = []
     for pod_set in sorted(question.gang.pod_sets, key=lambda one: -one.count if one.group else 0):
         asked = {member.rank: member for member in question.asked[pod_set.name]}
         kin = [Place(one.rank, home) for one, home in homes if one.pod_set == pod_set.name and one.rank not in asked]
         anchors = _anchors(spec, pod_set, homes, node_domains, kin=bool(kin))
-        repair = _nearest(_bound(pod_set), snapshot, kin, list(asked), anchors)
+        bound = _bound(pod_set, question.asked[pod_set.name][0].pod, cluster)
+        repair = _nearest(bound, snapshot, kin, list(asked), anchors)
         snapshot = _taken(snapshot, pod_set, repair.members)
         homes += [(asked[place.rank], place.host) for place in repair.members]
-        assignments += [member_assignment(place, asked[place.rank], cluster.devices) for place in repair.members]
+        for place in repair.members:
+            member = asked[place.rank]
+            beside = [*placed, (pod_set.name, member.pod, place.host)]
+            if find_clash(beside, cluster) is None:  # one that clashes waits for the next round
+                placed = beside
+                assignments.append(member_assignment(place, member, cluster.devices))
     return tuple(assignments)
 
 
@@ -81,11 +92,15 @@ def _homes(members: Sequence[GangMember], node_domains: NodeDomains) -> list[tup
     return running or [entry for entry in found if entry[0].stage is not MemberStage.FAILED]
 
 
-def _bound(pod_set: PodSet) -> PodSet:
-    """Return the pod set as its replacements see it: what asks for nothing stays near its others all the same."""
+def _bound(pod_set: PodSet, pod: Pod, cluster: PlacementSnapshot) -> PodSet:
+    """Return the pod set as its replacements see it: what asks for nothing stays near its others all the same, and
+    nodes are excluded where a strict topology spread takes no further member now."""
     request = pod_set.request
     mode = Mode.AUTO if request.mode is Mode.UNCONSTRAINED else request.mode
-    return replace(pod_set, min_count=None, request=replace(request, mode=mode))
+    counts = spread_counts(pod, list(cluster.nodes.values()), cluster.pods_on)
+    full = [node for one in counts for node in one.full(more=int(one.means(pod)))]
+    excluded = {**dict.fromkeys(full, SPREAD), **pod_set.excluded}
+    return replace(pod_set, min_count=None, request=replace(request, mode=mode), excluded=excluded)
 
 
 def _anchors(

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.cluster import host_fit
-from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import members_of
 from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
 from atoll.cluster.gangs.placing import NoPlacement, find_places
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
+from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Node, Pod, decode_node
 from tests.builders import make_pod
@@ -153,6 +155,12 @@ def test_a_gang_that_cannot_keep_its_rules_waits_and_says_so(count: int, spec: d
     assert message in found
 
 
+@pytest.mark.parametrize("spec", [spec_of(apart=ZONE), spec_of(spread(minDomains=4))], ids=["apart", "spread"])
+def test_fewer_members_start_where_their_rules_allow_no_more_and_fewer_are_enough(spec: dict[str, Any]) -> None:
+    """Three zones, four members, one each."""
+    assert by_zone(find({"w": (4, spec)}, hall(), minMember=2)) == [1, 1, 1]
+
+
 def test_pod_sets_keep_apart_from_each_other_and_near_each_other() -> None:
     """Workers in another zone than the leader, whom they name; or in the same, where nobody else is whom they name."""
     term = {"labelSelector": {"matchLabels": {"app": "lead"}}, "topologyKey": ZONE}
@@ -272,3 +280,48 @@ def rules_of(spec: dict[str, Any]) -> list[Any]:
         *map(apart, term("podAntiAffinity")),
         *map(near, term("podAffinity")),
     ]
+
+
+@pytest.mark.parametrize(
+    ("running", "full", "expected"),
+    [
+        ({"w0": "a1", "w1": "b1"}, (), "c"),
+        ({"w0": "a1", "w1": "b1"}, ("c1",), ""),
+        ({"w0": "a1", "w1": "b1", "w2": "c1"}, ("b2",), "a"),
+    ],
+    ids=["the emptiest zone", "which is full: it waits", "all even, but only one has room"],
+)
+def test_a_replacement_keeps_the_spread(running: dict[str, str], full: Sequence[str], expected: str) -> None:
+    """Members that run count; where the emptiest zone takes no member, no other zone does."""
+    spec, room = spec_of(spread()), {name: 1 if name in running.values() else 3 for name in THREE}
+    nodes = hall(room=room | dict.fromkeys(full, 0))
+    notes = {"gpu.scheduling/pod-set": "w"}
+    pods = [
+        make_pod(name, gpus=None, labels={"app": "x"}, annotations=notes, node=at, phase="Running", **spec)
+        for name, at in running.items()
+    ]
+    missing = make_pod("new", gpus=None, labels={"app": "x"}, annotations=notes, schedulingGates=GATES, **spec)
+    gang = make_gang(podSets=[{"name": "w", "count": len(running) + 1}])
+    members = members_of([*pods, missing], gang.spec, {})
+    on = {pod.spec.node_name: [pod] for pod in pods}
+    free = {one.metadata.name: host_fit.free(one, on.get(one.metadata.name, ())) for one in nodes}
+    cluster = PlacementSnapshot({one.metadata.name: one for one in nodes}, {}, {}, on, free)
+    site = node_domains_of(None, nodes, {}, strict=False)
+    assert isinstance(site, NodeDomains)
+
+    chosen = [one for one in members if one.pod.metadata.name == "new"]
+    placed = place_missing(GangView(gang, members, ReadinessPolicy()), chosen, {}, site, cluster)
+
+    assert [THREE[one.allocation.node][ZONE] for one in placed] == ([expected] if expected else [])
+
+
+def test_a_member_with_resource_claims_is_refused_in_words() -> None:
+    """Devices of dynamic resource allocation are not weighed, so kube-scheduler might refuse the place."""
+    gang = make_gang(podSets=[{"name": "w", "count": 1}])
+    pod = make_pod("w0", gpus=None, schedulingGates=GATES, resourceClaims=[{"name": "nic", "resourceClaimName": "n"}])
+
+    refused = member_requests(members_of([pod], gang.spec, {}), lambda _: None, lambda _: None)
+
+    assert isinstance(refused, Obstacle)
+    assert "pod w0 uses ResourceClaims" in refused.message
+    assert "remove spec.resourceClaims" in refused.message

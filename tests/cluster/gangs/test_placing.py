@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.cluster import host_fit
@@ -11,18 +12,22 @@ from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.search_input import PlacementSnapshot
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import OwnerReference, Pod
 from atoll.cluster.requests import Request, request_of
 from tests.builders import make_allocation, make_pod
 from tests.cluster.gangs.builders import GATES, make_gang
 from tests.cluster.gangs.test_replacements import Ground
 
+JOB = OwnerReference("Job", "j", "job", controller=True)
 SETS = [{"name": "a", "count": 4}, {"name": "b", "count": 4}]
 
 
-def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -> FoundPlacement | NoPlacement:
-    """Place members of eight GPUs each, so many per pod set, on so many machines, of which some are full."""
-    gang = make_gang(8, **spec)
+def find(
+    counts: dict[str, int], *, machines: int, busy: int = 0, done: int = 0, **spec: Any
+) -> FoundPlacement | NoPlacement:
+    """Place members of eight GPUs each, so many per pod set, on so many machines, of which some are full. `done`: how
+    many of the set `workers` have succeeded."""
+    gang = make_gang(8, status={"succeeded": [{"podSet": "workers", "owner": "job", "count": done}]}, **spec)
     ground = Ground({})
     names = sorted(ground.nodes)[:machines]
     nodes = {name: ground.nodes[name] for name in names}
@@ -33,6 +38,10 @@ def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -
         make_pod(f"{pod_set}{n}", gpus=8, schedulingGates=GATES, annotations={"gpu.scheduling/pod-set": pod_set})
         for pod_set, count in counts.items()
         for n in range(count)
+    ]
+    pods = [
+        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, owner_references=(JOB,)))
+        for pod in pods
     ]
     members = members_of(pods, gang.spec, {})
     requests: dict[str, Request] = {}
@@ -53,6 +62,7 @@ def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -
     ("counts", "machines", "spec", "placed"),
     [
         pytest.param({"workers": 4}, 6, {"minMember": 4}, 4, id="all fit"),
+        pytest.param({"workers": 4}, 3, {"minMember": 4, "done": 1}, 3, id="one is done: three of four are enough"),
         pytest.param({"workers": 6}, 4, {"minMember": 3}, 4, id="more than enough: as many as fit"),
         pytest.param({"a": 4, "b": 4}, 6, {"podSets": SETS, "minMember": 6}, 6, id="two sets: six of eight"),
     ],
