@@ -61,7 +61,8 @@ class JobLoad:
     def __post_init__(self) -> None:
         engine = self.database._engine
         event.listen(engine, "before_cursor_execute", self._count)
-        self.service.links.snapshots = dict.fromkeys(CLUSTERS, situation({f"n{n}": {} for n in range(NODES)}).snapshot)
+        machines = situation({f"n{n}": {} for n in range(NODES)}).snapshot
+        self.service.links.snapshots.update(dict.fromkeys(CLUSTERS, machines))
         for name in CLUSTERS[1:]:
             self.service.links.worlds[name] = JobWorld()
             terms = ClusterTerms(kubeconfig=f"file:{name}")
