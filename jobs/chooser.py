@@ -113,7 +113,7 @@ class ClusterChooser:
         )
         return replace(
             base,
-            capacity=capacity_of(found),
+            capacity=await asyncio.to_thread(capacity_of, found),
             quota=_quota(file, tenant, rendered),
             fit=await asyncio.to_thread(_fit, found, rendered, namespace, _ends(found, running, self._now())),
         )

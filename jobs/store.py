@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, false, func, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
@@ -193,11 +193,13 @@ def conditions_of(wanted: JobFilter) -> list[ColumnElement[bool]]:
     """Return what holds for the wanted jobs."""
     where: list[ColumnElement[bool]] = []
     if wanted.scopes is not None:
-        seen: ColumnElement[bool] = JobRecord.id.is_(None)
-        for tenant, project in wanted.scopes:
-            one = JobRecord.tenant_id == tenant
-            seen = seen | (one if project is None else one & (JobRecord.project_id == project))
-        where.append(seen)
+        seen = [
+            JobRecord.tenant_id == tenant
+            if project is None
+            else (JobRecord.tenant_id == tenant) & (JobRecord.project_id == project)
+            for tenant, project in wanted.scopes
+        ]
+        where.append(or_(false(), *seen))
     if wanted.states:
         where.append(JobRecord.state.in_([state.value for state in wanted.states]))
     for column, value in (
