@@ -4,6 +4,7 @@ Until the ledger is complete and fresh every verb answers 503, which kube-schedu
 come here.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ class ExtenderHandlers:
         candidates = call.candidates()
         if not pods.is_gpu_pod(call.pod):
             return wire.preempt_reply(candidates)
-        if candidates and self._spares_victims(call.pod):
+        if candidates and await self._spares_victims(call.pod):
             self._counted.preemptions.labels("spared").inc()
             return wire.preempt_reply({})
         budgets = await self._parts.budgets() if candidates else DisruptionBudgets()
@@ -171,17 +172,16 @@ class ExtenderHandlers:
         self._counted.preemptions.labels("helped" if chosen else "helpless").inc()
         return wire.preempt_reply(chosen)
 
-    def _spares_victims(self, pod: Pod) -> bool:
+    async def _spares_victims(self, pod: Pod) -> bool:
         """Tell whether the pod fits on a node that kube-scheduler has not looked at, where a wake-up may send it."""
         mirror = self._parts.mirror
-        nodes = {name: node for (_, name), node in mirror.nodes.store.items()}
-        if not may_nominate(pod, len(nodes)):
+        if not may_nominate(pod, len(mirror.nodes.store)):
             return False
         feasible = self._judge(wire.FilterCall(pod, tuple(mirror.ledger.nodes))).feasible
+        nodes = {name: mirror.nodes.store[("", name)] for name in feasible if ("", name) in mirror.nodes.store}
+        fits = await asyncio.to_thread(fits_now, pod, feasible, nodes, list(mirror.pods.store.values()))
         now = self._parts.clock.monotonic_seconds()
-        return fits_now(pod, feasible, nodes, mirror.pods.store.values()) and self._spared.spares(
-            pod.metadata.uid, now_seconds=now
-        )
+        return self._spared.spares(pod.metadata.uid, fits=fits, now_seconds=now)
 
     def timed(self, verb: str, handler: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Wrap a verb: 503 until ready, 400 for a body that cannot be read."""

@@ -15,6 +15,7 @@ prefers nodes whose pods belong to no gang.
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from atoll.cluster import host_fit
@@ -30,7 +31,7 @@ SPARE_SECONDS: Final = 30.0
 """How long a pod gets no victims while it fits on a node; then what keeps it from there is nothing that is known."""
 SPARED_MAX: Final = 10_000
 LOOKED_AT_MAX: Final = 64
-"""Nodes with enough GPUs whose taints, labels and free resources are looked at."""
+"""Nodes with enough GPUs and the right taints and labels whose free resources are looked at."""
 
 
 class SparedVictims:
@@ -39,19 +40,22 @@ class SparedVictims:
     def __init__(self) -> None:
         self._since: OrderedDict[str, float] = OrderedDict()
 
-    def spares(self, uid: str, *, now_seconds: float) -> bool:
-        """Tell whether the time of a pod that fits as things are is not over."""
-        since = self._since.setdefault(uid, now_seconds)
-        if len(self._since) > SPARED_MAX:
+    def spares(self, uid: str, *, fits: bool, now_seconds: float) -> bool:
+        """Tell whether a pod gets none: it fits as things are, and has not done so for long."""
+        if not fits:
+            self._since.pop(uid, None)
+            return False
+        if uid not in self._since and len(self._since) >= SPARED_MAX:
             self._since.popitem(last=False)
-        return now_seconds - since < SPARE_SECONDS
+            return False
+        return now_seconds - self._since.setdefault(uid, now_seconds) < SPARE_SECONDS
 
 
 def fits_now(pod: Pod, feasible: Sequence[str], nodes: Mapping[str, Node], pods: Iterable[Pod]) -> bool:
     """Tell whether one of the nodes that have the pod's GPUs also takes the pod by its taints, labels and free
     resources. pods: those of all nodes."""
-    wanted = [name for name in feasible[:LOOKED_AT_MAX] if name in nodes and not host_fit.node_reason(pod, nodes[name])]
-    there: dict[str, list[Pod]] = {name: [] for name in wanted}
+    wanted = (name for name in feasible if name in nodes and not host_fit.node_reason(pod, nodes[name]))
+    there: dict[str, list[Pod]] = {name: [] for name in islice(wanted, LOOKED_AT_MAX)}
     for one in pods if there else ():
         if one.spec.node_name in there:
             there[one.spec.node_name].append(one)

@@ -29,6 +29,7 @@ REASONS = {
     "needs a node with NVIDIA's device plugin",
     "needs a pod of a training",
     "needs Docker and kind",
+    "it is refused, as tests of the policies show",
     "needs NVIDIA's operator on a node with GPUs",
     "needs the Prometheus operator",
 }

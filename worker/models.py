@@ -156,8 +156,11 @@ def _hub_url(uri: str, file: str, endpoint: str) -> str:
 
 def _token(uri: str, variables: Mapping[str, str]) -> str:
     """Return the token for the host of a URI's registry, empty for none."""
-    variable = {"hf": HUB_TOKEN, "mlflow": MLFLOW_TOKEN}.get(uri.partition("://")[0])
-    return variables.get(variable, "") if variable else ""
+    scheme, _, rest = uri.partition("://")
+    if scheme == "hf":
+        return variables.get(HUB_TOKEN, "")
+    is_known = scheme == "mlflow" and rest.partition("/")[0] == urlsplit(variables.get(MLFLOW, "")).netloc
+    return variables.get(MLFLOW_TOKEN, "") if is_known else ""
 
 
 @contextmanager
@@ -201,13 +204,13 @@ def _mlflow_artifact(url: str, server: str, hosts: Sequence[str], headers: Mappi
     try:
         place = str(json.loads(answer)["artifact_uri"]).rstrip("/")
     except (ValueError, LookupError, TypeError) as error:
-        raise ModelRefused(f"{server} does not say where {name} {version} lies: {bytes(answer[:200])!r}") from error
+        raise ModelRefused(f"{server} does not say where {name} {version} lies") from error
     if found := _SERVED.fullmatch(place):
         place = f"{server}/api/2.0/mlflow-artifacts/artifacts/{quote(found['path'])}"
     found = _URI.fullmatch(f"{place}/{file}")
     if found is None or found["scheme"] not in ("http", "https", *BUCKETS) or ".." in found["path"].split("/"):
         raise ModelRefused(
-            f"{name} {version} lies at {place[:200]!r}, where it cannot be fetched: {server} must serve it"
+            f"{name} {version} lies at {shown(place)!r}, where it cannot be fetched: {server} must serve it"
         )
     return found.string
 

@@ -64,13 +64,14 @@ class NodeAudit:
         """The API server has this pod, on this node."""
         if uid := static_uid(pod):
             self._static[pod.spec.node_name][pod.metadata.uid] = uid
+        else:
+            self.note_missing(pod)
 
     def note_missing(self, pod: Pod) -> None:
         """The API server no longer has this pod."""
-        if static_uid(pod):
-            self._static[pod.spec.node_name].pop(pod.metadata.uid, None)
-            if not self._static[pod.spec.node_name]:
-                del self._static[pod.spec.node_name]
+        there = self._static.get(pod.spec.node_name)
+        if there is not None and there.pop(pod.metadata.uid, None) is not None and not there:
+            del self._static[pod.spec.node_name]
 
     def note_deleted(self, uid: str) -> None:
         """The watch has shown a pod's deletion: a report that still shows the pod is only not yet renewed."""

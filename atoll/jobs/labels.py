@@ -191,7 +191,10 @@ def tell_pods(job: Job, book: NoteBook) -> None:
             variable = (
                 "" if name in NOT_FOR_CONTAINERS else f"variable {job_names.ML_VARIABLE_PREFIX}{name.upper()} and "
             )
-            book.tell(f"{PREFIX}{name}", plain(value), f"{variable}annotation {key} of the pods", workload(job))
+            text = f"{variable}annotation {key} of the pods"
+            if name == "reservation_timeout_s":
+                text += "; unusedTimeoutSeconds of the GpuReservation releases it"
+            book.tell(f"{PREFIX}{name}", plain(value), text, workload(job))
     if job.attributes.reservation_id is not None:
         text = f"annotation {names.RESERVATION} of the pods"
         book.tell(f"{PREFIX}reservation_id", job.attributes.reservation_id, text, workload(job))

@@ -61,6 +61,11 @@ def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, b
             "Atoll gives out no FPGAs",
             "write a pod template that asks for the vendor's resource",
         )
+    if attributes.reservation_id is not None and gpus is None:
+        raise JobMistake(
+            "ext_ml_reservation_id", attributes.reservation_id, "a reservation holds GPUs, and the job asks for none",
+            "ask for GPUs, or remove it",
+        )  # fmt: skip
     workers = gpus.workers if gpus is not None else tpus.hosts if tpus is not None else job.workers or 1
     together = None
     if workers > 1:

@@ -28,15 +28,19 @@ def tpu_needs(job: Job, attributes: MlAttributes) -> TpuNeeds | None:
     topology, count = attributes.tpu_topology, attributes.tpu_chip_count
     if topology is None and count is None:
         raise JobMistake(
-            f"{PREFIX}tpu_topology", None, "a TPU job says how many chips it needs", "write a shape such as 2x2"
+            f"{PREFIX}tpu_topology",
+            None,
+            "must be there: a TPU job says how many chips it needs",
+            "write a shape such as 2x2",
         )
     chips = tpu_chips(topology) if topology is not None else count or 0
     if count is not None and count != chips:
         raise JobMistake(f"{PREFIX}tpu_chip_count", count, f"a slice {topology} has {chips} chips", "give one of both")
     hosts = max(1, chips // TPU_CHIPS_PER_HOST)
     if hosts > 1 and (topology is None or chips % TPU_CHIPS_PER_HOST):
-        limit = f"a slice of more than {TPU_CHIPS_PER_HOST} chips lies on several hosts and has a shape"
-        raise JobMistake(f"{PREFIX}tpu_topology", topology, limit, "write one such as 4x4")
+        limit = f"a slice of more than {TPU_CHIPS_PER_HOST} chips lies on whole hosts and is named by its shape"
+        named = ("tpu_chip_count", count) if topology is None else ("tpu_topology", topology)
+        raise JobMistake(f"{PREFIX}{named[0]}", named[1], limit, f"write a {PREFIX}tpu_topology such as 4x4")
     if hosts > 1 and job.job_type is JobType.SERVICE:
         limit = f"a slice {topology} lies on {hosts} hosts, and a service runs in one pod"
         raise JobMistake(f"{PREFIX}tpu_topology", topology, limit, "choose a smaller slice")

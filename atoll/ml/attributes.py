@@ -239,7 +239,9 @@ class MlAttributes(AttributePart):
         Annotated[str, Field(strict=True, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] | None,
         Field(description="a reservation; the job never runs outside of it"),
     ] = None
-    reservation_timeout_s: Annotated[Count | None, Field(description="longest hold before release")] = None
+    reservation_timeout_s: Annotated[
+        Count | None, Field(description="for the record: unusedTimeoutSeconds of the GpuReservation releases")
+    ] = None
     priority_escalation: Annotated[Flag | None, Field(description="a spot job that waits too long moves up")] = None
     escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None
     escalation_target_class: Annotated[MlPriorityClass | None, Field(description="class to move up to")] = None

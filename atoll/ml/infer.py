@@ -144,7 +144,7 @@ def _warnings(attributes: MlAttributes) -> Notes:
         reason = f"Atoll gives out GPUs of {' and '.join(tables.VENDORS)}; the job waits for ever"
         found.append(ParseNote(PREFIX + "gpu_type", attributes.gpu_type or "", reason))
     if attributes.checkpoint_on_preempt and not attributes.checkpoint_enabled:
-        reason = "without ext_ml_checkpoint_enabled the job saves only when it is preempted"
+        reason = "without ext_ml_checkpoint_enabled nothing is saved"
         found.append(ParseNote(PREFIX + "checkpoint_on_preempt", "true", reason))
     if attributes.accelerator is Accelerator.CPU and (attributes.cpu_cores is None or attributes.memory_gb is None):
         reason = f"a job without GPUs does well to name {PREFIX}cpu_cores and {PREFIX}memory_gb"

@@ -54,6 +54,8 @@ Notes = tuple[ParseNote, ...]
 
 def shown(value: object) -> str:
     """Return a value for a message: short, on one line, printable."""
+    if isinstance(value, str):
+        value = str(value)  # an enumeration member shows its value
     text = repr(value) if isinstance(value, str | list | tuple | dict) else str(value)
     text = text if text.isprintable() else ascii(value)
     return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 3] + "..."

@@ -31,7 +31,7 @@ from atoll.cluster.gangs.member_assignments import (
     status_assignment,
 )
 from atoll.cluster.gangs.member_requests import shared_reservation
-from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
+from atoll.cluster.gangs.membership import key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import GangRequest
@@ -44,12 +44,12 @@ from atoll.cluster.requests import Request
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
-from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
-from controllers.context import Context, pod_reference
+from controllers.context import Context
 from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.preemption import GangPreemption
+from controllers.gangs.waiting_events import GangEvents
 from controllers.gangs.writes import (
     each,
     fence,
@@ -71,11 +71,7 @@ TRIES_MAX = 64
 PASSED_OVER_MAX = 8
 """Gangs in a pause that are tried before one behind them is admitted."""
 CUT_SECONDS = 0.05
-EVENT_SECONDS = 60.0
 T = TypeVar("T")
-ORDER_SECONDS = 10.0
-"""How long an order of all waiting gangs is good enough for an event."""
-MEMBERS_MAX = 8
 
 
 class AdmissionReconciler:
@@ -195,11 +191,11 @@ class AdmissionReconciler:
         for view in views:
             await self._wait(view, NoPlacement(Verdict.BUSY, message, "WaitForOtherGangs"))
 
-    async def _try(self, view: GangView, ahead: Ahead = NOBODY, *, is_due: bool = False) -> float | None:
+    async def _try(self, view: GangView, ahead: Ahead = NOBODY, *, passed_over: bool = False) -> float | None:
         """Try one gang; return when to try again, None when it got what it wants or wants nothing any more. `ahead`:
-        what gangs before it could use; is_due: its pause is over."""
+        what gangs before it could use; passed_over: though it pauses, and without evicting anybody."""
         key = key_of(view.gang)
-        wait = 0.0 if is_due else self._rest(view.gang)
+        wait = 0.0 if passed_over else self._rest(view.gang)
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
@@ -208,7 +204,7 @@ class AdmissionReconciler:
             return None
         self._cache.busy.add(key)
         try:
-            answer = await self._place(view, decision, ahead)
+            answer = await self._place(view, decision, ahead, may_evict=not passed_over)
         except (Conflict, NotFound, Forbidden, Invalid) as error:  # one gang's refused write must stop no other gang
             log.info("A gang could not be placed", gang="/".join(key), err=str(error))
             answer = NoPlacement(Verdict.BUSY, str(error), "AdmissionUndone")
@@ -227,7 +223,9 @@ class AdmissionReconciler:
         now = self._context.clock.monotonic_seconds()
         return self._cache.attempts_of(gang).wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
 
-    async def _place(self, view: GangView, decision: LifecycleDecision, ahead: Ahead) -> NoPlacement | None:
+    async def _place(
+        self, view: GangView, decision: LifecycleDecision, ahead: Ahead, *, may_evict: bool
+    ) -> NoPlacement | None:
         """Admit a gang or place its missing members; return why not, None on success."""
         requests = self._cache.requests(decision.members)
         domains = self._cache.node_domains(view.gang)
@@ -248,13 +246,13 @@ class AdmissionReconciler:
         own = self._preemption.with_own_gpus(key, snapshot)
         answer = await asyncio.to_thread(find_places, view, decision.members, requests, domains, own)
         if isinstance(answer, FoundPlacement):
-            if first := await self._admit_passed_over(view):
+            if not self._cache.rules.strict_order and (first := await self._admit_passed_over(view)):
                 return NoPlacement(Verdict.BUSY, f"gang {first} came first", "WaitForOtherGangs")
             assignments = member_assignments(answer.placement, answer.question.asked, own.devices)
             return await self._admit(view, decision, answer, assignments, domains, reservation)
         if before:
             return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
-        if answer.verdict is Verdict.BUSY:
+        if answer.verdict is Verdict.BUSY and may_evict:
             await self._preemption.try_preempt(key, GangRequest(view, decision.members, requests, domains, snapshot))
         return await self._wait(view, answer)
 
@@ -270,9 +268,9 @@ class AdmissionReconciler:
             and self._cache.attempts_of(gang).at_seconds < room
             and self._cache.attempts_of(gang).contends
         ]
-        before = in_order((*self._views(resting), view))
+        before = in_order((*(one for one in self._views(resting) if not one.is_admitted), view))
         for one in before[: before.index(view)][:PASSED_OVER_MAX]:
-            if not one.is_admitted and await self._try(one, is_due=True) is None:
+            if await self._try(one, passed_over=True) is None:
                 return _named(one)
         return ""
 
@@ -434,43 +432,6 @@ class AdmissionReconciler:
         status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
         await write_status(self._context, self._cache, view.gang, status)
         return answer
-
-
-class GangEvents:
-    """Records what waiting gangs wait for, on each object at most once a minute."""
-
-    def __init__(self, context: Context, cache: GangCache) -> None:
-        self._context = context
-        self._cache = cache
-        self._recorded_at: dict[ObjectReference, float] = {}
-        self._places: dict[GangKey, int] = {}
-        self._ordered_at = 0.0
-
-    def record_waiting(self, view: GangView, message: str) -> None:
-        """Record on a gang and its first members what it waits for, except on those with an event within a minute."""
-        now = self._context.clock.monotonic_seconds()
-        self._recorded_at = {one: at for one, at in self._recorded_at.items() if now - at < EVENT_SECONDS}
-        members = sorted(view.members, key=lambda member: member.pod.metadata.name)
-        gated = [pod_reference(member.pod) for member in members if has_gate(member.pod)]
-        due = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_MAX]) if one not in self._recorded_at]
-        if not due:
-            return
-        place = self._place(key_of(view.gang), now)
-        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
-        for reference in due:
-            self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
-        self._recorded_at |= dict.fromkeys(due, now)
-
-    def _place(self, key: GangKey, now: float) -> int:
-        """Return how many gangs are tried until this one, itself among them."""
-        if key not in self._places or now - self._ordered_at > ORDER_SECONDS:
-            gangs = [self._cache.gang(one) for one in sorted({*self._cache.candidates, key})]
-            views = [self._cache.view(gang) for gang in gangs if gang is not None]
-            waiting = in_order(view for view in views if not view.is_admitted)
-            ordered = [key_of(view.gang) for view in waiting]
-            self._places = {one: number for number, one in enumerate(ordered, start=1)}
-            self._ordered_at = now
-        return self._places.get(key, len(self._places))
 
 
 def _waves(assignments: Iterable[MemberAssignment]) -> tuple[list[MemberAssignment], ...]:

@@ -133,3 +133,26 @@ async def test_back_off_belongs_to_one_generation_of_one_gang(change: str, tmp_p
             made.server.put(f"{GANGS}/g", {**gang, "metadata": {**metadata, "generation": 2}, "spec": spec})
         made.server.remove("/api/v1/namespaces/team/pods/g-1")
         await settled(running, lambda: made.reason("g") == "Admitted", seconds=2.0)
+
+
+async def test_a_gang_that_pauses_passes_no_head_because_a_third_finds_room(tmp_path: Path) -> None:
+    """Under strict order, half of what the head wants is free. A gang for other machines is admitted meanwhile; the
+    second gang still waits behind the head."""
+    async with (
+        cluster("h1", profile="dgx-h100") as made,
+        term(made, tmp_path, settings={"gang_order": "strict"}) as running,
+    ):
+        add_machines(made, a1="dgx-a100")
+        for name in ("hold1", "hold2"):
+            add_claimed_gang(made, name, 1, models=[H100], gpus=4, priority=100)
+        await settled(running, lambda: made.reason("hold1") == "Admitted" == made.reason("hold2"))
+        add_claimed_gang(made, "head", 1, models=[H100], gpus=8, priority=10)
+        add_claimed_gang(made, "second", 1, models=[H100], gpus=4, priority=5)
+        await settled(running, lambda: made.reason("head") == "WaitForRoom")
+        await settled(running, lambda: made.reason("second").startswith("Wait"))
+        made.delete("hold2-0")
+        add_claimed_gang(made, "other", 1, models=[A100], gpus=8)
+
+        await settled(running, lambda: made.reason("other") == "Admitted")
+        await settled(running, lambda: made.reason("second") == "WaitForOtherGangs")
+        assert made.held() == 12

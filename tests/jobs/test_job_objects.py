@@ -591,7 +591,13 @@ REFUSED = {
     ),
     "a-limit-below-the-cores": ({"ext_ml_cpu_cores": 4, "resources": {"cpu_limit": "2"}}, "resources.cpu_limit"),
     "a-slice-without-a-shape": ({"ext_ml_accelerator": "tpu", "ext_ml_tpu_type": "v4"}, "ext_ml_tpu_topology"),
-    "many-chips-without-a-shape": ({"ext_ml_tpu_chip_count": 16}, "ext_ml_tpu_topology"),
+    "many-chips-without-a-shape": ({"ext_ml_tpu_chip_count": 16}, "ext_ml_tpu_chip_count"),
+    "a-part-of-a-host": ({"ext_ml_tpu_topology": "3x3"}, "ext_ml_tpu_topology"),
+    "a-reservation-without-gpus": ({"ext_ml_cpu_cores": 1, "ext_ml_reservation_id": "r"}, "ext_ml_reservation_id"),
+    "a-reservation-of-tpus": (
+        {"job_type": "training", "ext_ml_tpu_topology": "4x4", "ext_ml_reservation_id": "r"},
+        "ext_ml_reservation_id",
+    ),
     "other-workers-than-hosts": (
         {"job_type": "training", "ext_ml_tpu_topology": "4x4", "workers": 2},
         "workers",
@@ -632,6 +638,7 @@ def test_what_cannot_be_is_refused_by_its_name(says: Mapping[str, Any], field: s
     assert problem.attribute == field
     assert problem.limit
     assert problem.hint
+    assert "<" not in problem.value, "a value is shown as it is written, and not as Python holds it"
 
 
 def test_claims_and_gangs_are_what_our_own_models_take() -> None:

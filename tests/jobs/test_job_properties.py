@@ -87,6 +87,8 @@ def jobs(draw: st.DrawFn) -> Job:
     """Draw a valid job of any type."""
     job_type = draw(st.sampled_from(["service", "batch", "training"]))
     attributes = draw(st.fixed_dictionaries({}, optional=ATTRIBUTES))
+    if "reservation_id" in attributes:
+        attributes.setdefault("gpu_count", 1)
     if job_type == "service":
         attributes["gpu_count"] = min(8, attributes.get("gpu_count", 1))
     else:

@@ -174,7 +174,7 @@ WARNED: dict[str, tuple[dict[str, Any], str]] = {
     "a vendor that Atoll does not serve": ({"gpu_type": "intel-gaudi3"}, "GPUs of nvidia and amd"),
     "saving on preemption alone": (
         {"gpu_count": 1, "checkpoint_on_preempt": True},
-        "only when it is preempted",
+        "nothing is saved",
     ),
     "a CPU job without a size": ({"accelerator": "cpu", "cpu_cores": 4}, "ext_ml_memory_gb"),
 }

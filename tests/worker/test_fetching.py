@@ -24,7 +24,7 @@ from tests.service.certificates import Authority
 from tests.worker.s3_server import BUCKET
 from worker import FetchLimits, ModelMismatch, ModelRefused, fetch_model
 from worker.downloads import REDIRECTS_MAX, is_public
-from worker.models import CACHE, CHECKSUM, HOSTS, HUB, HUB_TOKEN, MLFLOW, MLFLOW_TOKEN, URI
+from worker.models import CACHE, CHECKSUM, HOSTS, HUB, HUB_TOKEN, MLFLOW, MLFLOW_TOKEN, URI, _token
 from worker.objects import connect
 
 WEIGHTS = b"weights" * 1000
@@ -242,6 +242,15 @@ def test_mlflow_says_where_a_version_lies(
     assert registry.asked == [(ASKED, "Bearer secret"), (path, token)]
 
 
+def test_the_token_of_one_mlflow_server_goes_to_no_other() -> None:
+    """The URI is the job's, the token that of the server in MLFLOW_TRACKING_URI."""
+    known = {MLFLOW: "https://mlflow.example.com", MLFLOW_TOKEN: "secret"}
+
+    assert _token("mlflow://mlflow.example.com/llama/7", known) == "secret"
+    assert not _token("mlflow://mlflow.example.com.evil.example/llama/7", known)
+    assert not _token("mlflow://mlflow.example.com/llama/7", {MLFLOW_TOKEN: "secret"})
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -250,6 +259,7 @@ def test_mlflow_says_where_a_version_lies(
         (b" " * 70_000, "more than 65536 bytes"),
         (b'{"artifact_uri": "/mnt/models"}', "must serve it"),
         (b'{"artifact_uri": "file:///etc"}', "must serve it"),
+        (b'{"artifact_uri": "sftp://user:secret@files/1"}', r"lies at 'sftp://files/1'"),
         (b'{"artifact_uri": "mlflow-artifacts:/../secrets"}', "must serve it"),
         (b'{"artifact_uri": "mlflow-artifacts://other/1/abc"}', "must serve it"),
         (b'{"artifact_uri": "https://169.254.169.254/latest"}', "which is not public"),

@@ -440,16 +440,15 @@ def _admitted(
         groups = device_groups(shape, request)
         if isinstance(groups, Rejection):
             refused[shape] = groups.reason
-            continue
-        admitted[kind] = tuple(group.mask for group in groups if model is None or group.model == model)
-        if not admitted[kind]:
-            refused[shape] = OTHER_MODEL
+        else:
+            admitted[kind] = tuple(group.mask for group in groups if model is None or group.model == model)
+            if not admitted[kind]:
+                refused[shape] = OTHER_MODEL
     return admitted, refused
 
 
 def _group(named: GangPodSet, name: str, pod: Pod) -> str:
-    """Return the group of a pod set: a leader with its workers, or the parts of one pod set; none for parts that Kueue
-    has placed."""
+    """Return a pod set's group: a leader with its workers, or parts of one pod set; none for parts placed by Kueue."""
     if PART in name and kueue_topology.is_placed_by_kueue(pod):
         return ""
     return named.group or (name.partition(PART)[0] if PART in name else "")
@@ -473,8 +472,8 @@ def _limits(pod: Pod, node_domains: NodeDomains, cluster: PlacementSnapshot) -> 
     if host_fit.host_ports(pod):
         labels.append(HOST)
     alone = tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
-    by_host = (one for one in spread_counts(pod, tuple(cluster.nodes.values()), cluster.pods_on) if one.is_by_host)
-    hosts = [Limit(HOST, one.constraint.max_skew, one.present) for one in by_host if one.means(pod)]
+    spread = spread_counts(pod, tuple(cluster.nodes.values()), cluster.pods_on)
+    hosts = [Limit(HOST, one.constraint.max_skew, one.present) for one in spread if one.is_by_host and one.means(pod)]
     choices = volume_fit.static_choices(pod, cluster.volumes)
     if choices is not None:
         reached = [volume_fit.reach(volume) for volume in choices]
