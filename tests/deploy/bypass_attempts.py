@@ -122,6 +122,15 @@ ANNOTATION_DOORS = [
     ),
 ]
 
+MIRROR = {"kubernetes.io/config.mirror": "forgotten", "kubernetes.io/config.hash": "forgotten"}
+MIRROR_DOORS = [
+    create(
+        "a tenant's mirror of a pod that the API server does not know",
+        pod("new", annotations=MIRROR, nodeName="node-a"),
+        policy="atoll-mirrors",
+    ),
+]
+
 BINDING_DOORS = [
     Probe(
         title="pods/binding with an allocation",
@@ -638,6 +647,7 @@ UNCLAIMED_DOORS = [
 
 DOORS = [
     *ANNOTATION_DOORS,
+    *MIRROR_DOORS,
     *BINDING_DOORS,
     *GATE_DOORS,
     *OWNER_DOORS,
