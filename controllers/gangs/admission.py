@@ -22,6 +22,7 @@ from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.contention import usable_positions
 from atoll.cluster.gangs.gang_status import wait_for
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import (
@@ -37,7 +38,7 @@ from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import GangRequest
 from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
-from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
+from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.pod_fit import affinity_terms
 from atoll.cluster.requests import Request
@@ -177,10 +178,12 @@ class AdmissionReconciler:
 
     async def _usable(self, view: GangView) -> dict[str, int]:
         members = decide(view, now_seconds=self._cache.now_seconds()).members
-        requests = self._cache.requests(members)
-        if isinstance(requests, Obstacle):
+        requests, domains = self._cache.requests(members), self._cache.node_domains(view.gang)
+        if isinstance(requests, Obstacle) or isinstance(domains, Obstacle):
             return {}
-        return await asyncio.to_thread(usable_positions, members, requests, self._cache.snapshot())
+        return await asyncio.to_thread(
+            usable_positions, view.gang.spec, members, requests, domains, self._cache.snapshot()
+        )
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
@@ -241,7 +244,8 @@ class AdmissionReconciler:
         key = key_of(view.gang)
         before = ""
         if ahead.gangs:
-            before = ahead.in_the_way(await asyncio.to_thread(usable_positions, decision.members, requests, snapshot))
+            asked = (view.gang.spec, decision.members, requests, domains, snapshot)
+            before = ahead.in_the_way(await asyncio.to_thread(usable_positions, *asked))
             snapshot = snapshot.without_positions(ahead.positions)
         own = self._preemption.with_own_gpus(key, snapshot)
         answer = await asyncio.to_thread(find_places, view, decision.members, requests, domains, own)

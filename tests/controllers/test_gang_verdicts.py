@@ -7,7 +7,7 @@ import pytest
 
 from atoll.api import names
 from tests.builders import claim_json, make_claim
-from tests.controllers.gang_harness import CLAIMS, GANGS, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import CLAIMS, GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
 from tests.controllers.harness import strip_version
 
 STRICT = {"gang_order": "strict"}
@@ -21,12 +21,19 @@ def add_machines(made: GangHarness, **profiles: str) -> None:
 
 
 def add_claimed_gang(
-    made: GangHarness, name: str, count: int, *, models: list[str] | None = None, gpus: int = 8, **options: Any
+    made: GangHarness,
+    name: str,
+    count: int,
+    *,
+    models: list[str] | None = None,
+    gpus: int = 8,
+    topology: dict[str, str] | None = None,
+    **options: Any,
 ) -> None:
     """Create a gang whose members ask for such models by a claim of the gang's name."""
     wanted: dict[str, Any] = {"count": gpus, **({"models": models} if models else {})}
     made.server.put(f"{CLAIMS}/{name}", strip_version(claim_json(name, **wanted)))
-    made.add_gang(name, count)
+    made.add_gang(name, count, **({"topology": topology} if topology else {}))
     for number in range(count):
         made.add_member(name, number, gpus=gpus, claim=make_claim(name, **wanted), **options)
 
@@ -67,6 +74,42 @@ async def test_a_gang_behind_the_head_takes_what_the_head_cannot_use(tmp_path: P
 
         notes = [one["metadata"]["annotations"][names.LEASE_NODE] for one in made.leases_of("any-0")]
         assert set(notes) == {"a1"}
+
+
+RACK = "example.com/rack"
+IN_ONE_RACK = {"mode": "required", "level": RACK}
+R0, R1 = {"labels": {RACK: "r0"}}, {"labels": {RACK: "r1"}}
+UNUSABLE: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
+    "machines of another model, of which there are too few": (
+        {"n1": {"profile": "dgx-a100"}, "n2": {"profile": "dgx-a100"}, "other": {"profile": "dgx-h100"}},
+        {"count": 2},
+        {"models": [H100]},
+    ),
+    "a machine that is too small": ({"n1": {}, "other": {"profile": "t4-4", "gpus": 4}}, {"count": 1}, {"gpus": 4}),
+    "a machine without a rack": ({"n1": R0, "other": {}}, {"count": 1, "topology": IN_ONE_RACK}, {}),
+    "a rack that is too small": ({"n1": R0, "n2": R0, "other": R1}, {"count": 2, "topology": IN_ONE_RACK}, {}),
+}
+
+
+@pytest.mark.parametrize(("nodes", "head", "other"), UNUSABLE.values(), ids=UNUSABLE)
+async def test_a_head_keeps_nothing_that_it_could_not_use_on_an_empty_cluster(
+    tmp_path: Path, nodes: dict[str, dict[str, Any]], head: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """The head waits for GPUs that are busy; who wants the others starts."""
+    async with cluster() as made, term(made, tmp_path, settings=STRICT) as running:
+        spec = {"levels": [{"nodeLabel": RACK}]}
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": spec})
+        for name, options in nodes.items():
+            labels = {**options.get("labels", {}), "name": name}
+            made.add_node(name, **{"profile": "dgx-h100", **options, "labels": labels})
+        add_claimed_gang(made, "holder", 1, gpus=4, priority=100, nodeSelector={"name": "n1"})
+        await settled(running, lambda: made.reason("holder") == "Admitted")
+        add_claimed_gang(made, "head", **head, priority=10)
+        await settled(running, lambda: made.reason("head") == "WaitForRoom")
+
+        add_claimed_gang(made, "other", 1, **other)
+
+        await settled(running, lambda: made.reason("other") == "Admitted")
 
 
 @pytest.mark.parametrize("trouble", ["claim", "unlike", "never"])

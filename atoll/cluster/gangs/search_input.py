@@ -133,23 +133,6 @@ class PlacementSnapshot:
         return replace(self, cells=cells, pool=ReservedPool(reservation, positions))
 
 
-def usable_positions(
-    chosen: Sequence[GangMember], requests: Mapping[str, Request], cluster: PlacementSnapshot
-) -> dict[str, int]:
-    """Return the positions by node that the members could use, free or not: what they contend for with others."""
-    found: dict[str, int] = {}
-    for member in {one.pod_set: one for one in chosen if one.uid in requests}.values():
-        request = plain(requests[member.uid])
-        for name, cell in cluster.cells.items():
-            node = cluster.nodes.get(name)
-            groups = device_groups(cell.shape, request)
-            if node is None or isinstance(groups, Rejection) or host_fit.node_reason(member.pod, host_fit.opened(node)):
-                continue
-            for group in groups:
-                found[name] = found.get(name, 0) | group.mask
-    return found
-
-
 def unreported_nodes(
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
