@@ -145,7 +145,7 @@ def job_counts(session: Session, name: str) -> dict[str, int]:
     """Return how many active jobs a cluster has, by state."""
     where = (JobRecord.cluster_id == name, JobRecord.state.not_in([state.value for state in ENDED]))
     counted = select(JobRecord.state, func.count()).where(*where).group_by(JobRecord.state).order_by(JobRecord.state)
-    return dict(session.execute(counted).tuples().all())
+    return {row[0]: row[1] for row in session.execute(counted)}
 
 
 def running_jobs(session: Session, name: str) -> Sequence[JobRecord]:

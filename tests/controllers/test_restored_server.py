@@ -44,7 +44,7 @@ LISTED_AGAIN = {
     Ledger: {"_holds", "_reports", "leases", "unreadable_leases", "pods", "malformed_pods", "nodes", "uncounted"},
     ClusterMirror: {
         "ledger", "reports", "pods", "nodes", "leases", "heartbeats", "claims", "node_statuses", "reservations",
-        "gangs", "topologies", "volumes", "volume_claims",
+        "gangs", "topologies", "volumes", "volume_claims", "storage_classes", "namespaces",
     },
     ControllerManager: {"mirror", "terminations"},
 }  # fmt: skip
@@ -53,7 +53,7 @@ KNOWS_NO_VERSION = {
     PodTerminations: {"_mirror"},
     DeviceHolds: {"_assumed", "_history", "_changed"},
     Ledger: {"_index", "fleet", "sizes", "_derived"},
-    ClusterMirror: {"_client", "_clock", "_listeners", "_rewind_listeners"},
+    ClusterMirror: {"_client", "_clock", "_listeners", "_rewind_listeners", "restores_count"},
     ControllerManager: {"settings", "clock", "client", "metrics", "identity", "elector"},
 }
 """An elector that meets another version of its Lease reads it again."""
