@@ -36,12 +36,17 @@ def usable_positions(
     for pod_set, members in by_set.items():
         request = plain(requests[members[0].uid])
         least = 0 if is_blind else min(len(members), max(1, minimum_of(spec, pod_set)))
+        level = _level(spec, pod_set, node_domains)
         for masks in _by_model(members[0].pod, request, cluster).values():
-            for domain in _by_domain(masks, _level(spec, pod_set, node_domains), node_domains):
-                if sum(mask.bit_count() // max(1, request.ask.count) for mask in domain.values()) >= least:
-                    for name, mask in domain.items():
-                        found[name] = found.get(name, 0) | mask
+            for domain in _by_domain(masks, level, node_domains):
+                fitting = sum(mask.bit_count() // max(1, request.ask.count) for mask in domain.values())
+                _add(found, domain if fitting >= least else {})
     return found
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, mask in more.items():
+        total[name] = total.get(name, 0) | mask
 
 
 def _by_model(pod: Pod, request: Request, cluster: PlacementSnapshot) -> dict[str, dict[str, int]]:
