@@ -122,18 +122,31 @@ def list_pipelines(
     page_size: int = 50,
 ) -> PipelinePage:
     """Return a page of pipelines by name. `scopes`: what the caller may see, as (tenant, project); None: everything."""
+    return page_by_name(session, PipelineRecord, scopes, name=name, page=page, page_size=page_size)
+
+
+def page_by_name(
+    session: Session,
+    kind: type[PipelineRecord] | type[DeploymentRecord],
+    scopes: Sequence[tuple[str, str | None]] | None,
+    *,
+    name: str | None,
+    page: int,
+    page_size: int,
+) -> PipelinePage:
+    """Return a page of records that have a tenant, a project and a name, by name. `scopes`: as of `list_pipelines`."""
     where: list[ColumnElement[bool]] = []
     if scopes is not None:
-        seen: ColumnElement[bool] = PipelineRecord.id.is_(None)
+        seen: ColumnElement[bool] = kind.id.is_(None)
         for tenant, project in scopes:
-            one = PipelineRecord.tenant_id == tenant
-            seen = seen | (one if project is None else one & (PipelineRecord.project_id == project))
+            one = kind.tenant_id == tenant
+            seen = seen | (one if project is None else one & (kind.project_id == project))
         where.append(seen)
     if name is not None:
-        where.append(PipelineRecord.name == name)
-    total = session.scalar(select(func.count()).select_from(PipelineRecord).where(*where)) or 0
+        where.append(kind.name == name)
+    total = session.scalar(select(func.count()).select_from(kind).where(*where)) or 0
     size = min(page_size, PAGE_SIZE_MAX)
-    by_name = select(PipelineRecord).where(*where).order_by(PipelineRecord.name, PipelineRecord.id)
+    by_name = select(kind).where(*where).order_by(kind.name, kind.id)
     return PipelinePage(session.scalars(by_name.offset((page - 1) * size).limit(size)).all(), total)
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import structlog
 import yaml
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -25,7 +25,6 @@ from pipelines.errors import DeploymentTaken, DeploymentUnknown
 from pipelines.performing import StepClock
 from pipelines.records import DeploymentRecord, PipelineRecord, StepRecord
 from pipelines.store import (
-    PAGE_SIZE_MAX,
     PipelinePage,
     RunRequest,
     apply_pipeline,
@@ -33,6 +32,7 @@ from pipelines.store import (
     cancel_run,
     create_run,
     get_run,
+    page_by_name,
 )
 
 log = structlog.get_logger(__name__)
@@ -117,19 +117,7 @@ def list_deployments(
     session: Session, scopes: Sequence[tuple[str, str | None]] | None, *, name: str | None, page: int, page_size: int
 ) -> PipelinePage:
     """Return a page of deployments by name. `scopes`: what the caller may see, as of pipelines."""
-    where: list[ColumnElement[bool]] = []
-    if scopes is not None:
-        seen: ColumnElement[bool] = DeploymentRecord.id.is_(None)
-        for tenant, project in scopes:
-            one = DeploymentRecord.tenant_id == tenant
-            seen = seen | (one if project is None else one & (DeploymentRecord.project_id == project))
-        where.append(seen)
-    if name is not None:
-        where.append(DeploymentRecord.name == name)
-    total = session.scalar(select(func.count()).select_from(DeploymentRecord).where(*where)) or 0
-    size = min(page_size, PAGE_SIZE_MAX)
-    by_name = select(DeploymentRecord).where(*where).order_by(DeploymentRecord.name, DeploymentRecord.id)
-    return PipelinePage(session.scalars(by_name.offset((page - 1) * size).limit(size)).all(), total)
+    return page_by_name(session, DeploymentRecord, scopes, name=name, page=page, page_size=page_size)
 
 
 def jobs_of(session: Session, record: DeploymentRecord) -> DeploymentJobs:
