@@ -277,15 +277,19 @@ async def _refusals(
     return {**ledger.uncounted, **{node: names.REJECT_UNKNOWN_POD for node, _ in unknown}}
 
 
-def _unknown_pods(reports: Iterable[GpuNodeStatus], found: Iterable[Pod], ledger: Ledger) -> frozenset[tuple[str, str]]:
+def _unknown_pods(reports: Sequence[GpuNodeStatus], found: Iterable[Pod], ledger: Ledger) -> frozenset[tuple[str, str]]:
     """Return node and uid of pods that a kubelet runs and nobody knows. A pod that has just ended looks so until the
     agent's next report."""
     by_uid = {pod.metadata.uid: pod for pod in found}
-    return frozenset(
-        (report.metadata.name, entry.uid)
+    listed = {
+        report.metadata.name: {entry.uid for entry in report.status.pods if entry.kubelet}
         for report in reports
-        for entry in (report.status.pods if report.status is not None else ())
-        if entry.kubelet and entry.uid in unknown_pods(report, by_uid, ledger)
+        if report.status is not None
+    }
+    return frozenset(
+        (report.metadata.name, uid)
+        for report in reports
+        for uid in unknown_pods(report, by_uid, ledger) & listed.get(report.metadata.name, set())
     )
 
 

@@ -44,7 +44,7 @@ BUCKETS: Final = ("s3", "gs", "az")
 _URI: Final = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9._:@\[\]-]*)/(?P<path>.+)")
 _HINTS: Final = "mlflow://SERVER/NAME/VERSION needs the name of a file beside; wandb:// needs wandb's own client"
 _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
-_MLFLOW: Final = re.compile(rf"mlflow://[^/]+/(?P<name>[^/]+)/(?P<version>{_NAME})")
+_MLFLOW: Final = re.compile(rf"mlflow://[^/]+/[^/]+/{_NAME}")
 _SERVED: Final = re.compile(r"mlflow-artifacts:(//)?/(?P<path>[^/].*)")
 _HUB: Final = re.compile(rf"hf://(?P<name>{_NAME}(/{_NAME})?)(@(?P<revision>{_NAME}(/{_NAME})*))?")
 

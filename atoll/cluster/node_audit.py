@@ -120,7 +120,7 @@ class NodeAudit:
             is_comparable = bool(pods_version) and version_number(pods_version) >= position
             if not self._is_since_restore(status) or not is_read or not is_comparable:
                 return names.REJECT_RESTORED
-        static = frozenset(self._static[name].values()) if name in self._static else frozenset()
+        static = frozenset(self._static.get(name, {}).values())
         unknown = unknown_pods(status, self._pods, self._ledger, static) - self._ended.keys()
         unknown -= self._left_behind(status, unknown)
         self._note_unknown(name, unknown)

@@ -5,7 +5,8 @@ are held by nobody, so nothing is placed on such a node. A static pod never was 
 another uid, which may be refused: the kubelet tells the agent that it is one.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
@@ -14,7 +15,7 @@ from atoll.cluster.objects import Pod
 
 
 def unknown_pods(
-    status: GpuNodeStatus, pods: Mapping[str, Pod], ledger: Ledger, static: Container[str] | None = None
+    status: GpuNodeStatus, pods: Mapping[str, Pod], ledger: Ledger, static: AbstractSet[str] | None = None
 ) -> frozenset[str]:
     """Return the uids. pods: all of the API server, by uid; the ledger knows the Leases. static: the kubelet's own uids
     of the node's static pods that have a mirror; without it all pods are searched for them."""
@@ -26,7 +27,7 @@ def unknown_pods(
     )
     if found and static is None:
         static = {static_uid(pod) for pod in pods.values() if pod.spec.node_name == status.metadata.name}
-    return frozenset(uid for uid in found if uid not in (static or ()))
+    return found - (static or frozenset())
 
 
 def static_uid(pod: Pod) -> str:

@@ -6,7 +6,8 @@ reported, nobody can tell what is too few.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from atoll.api.gangs import GpuGangSpec, TopologyMode
 from atoll.cluster import host_fit
@@ -38,15 +39,15 @@ def usable_positions(
         least = 0 if is_blind else min(len(members), max(1, minimum_of(spec, pod_set)))
         level = _level(spec, pod_set, node_domains)
         for masks in _by_model(members[0].pod, request, cluster).values():
-            for domain in _by_domain(masks, level, node_domains):
-                fitting = sum(mask.bit_count() // max(1, request.ask.count) for mask in domain.values())
-                _add(found, domain if fitting >= least else {})
+            domains = _by_domain(masks, level, node_domains)
+            roomy = (one for one in domains if _held_members(one.values(), request) >= least)
+            for name, mask in chain.from_iterable(one.items() for one in roomy):
+                found[name] = found.get(name, 0) | mask
     return found
 
 
-def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, mask in more.items():
-        total[name] = total.get(name, 0) | mask
+def _held_members(masks: Iterable[int], request: Request) -> int:
+    return sum(mask.bit_count() // max(1, request.ask.count) for mask in masks)
 
 
 def _by_model(pod: Pod, request: Request, cluster: PlacementSnapshot) -> dict[str, dict[str, int]]:
