@@ -39,11 +39,6 @@ ANNOTATION_DOORS = [
     create("a forged allocation on a new pod", shaped("new", annotations=ALLOCATION), policy="atoll-annotations"),
     create("a forged variable on an unclaimed pod", pod("new", annotations=ALLOCATION), policy="atoll-annotations"),
     create(
-        "a user who calls his pod a mirror",
-        pod("new", annotations={"kubernetes.io/config.mirror": "x", **ALLOCATION}, nodeName="node-a"),
-        policy="atoll-annotations",
-    ),
-    create(
         "a forged allocation on a pod whose name the API server makes up",
         {**shaped("new", annotations=ALLOCATION), "metadata": {"generateName": "new-", "annotations": ALLOCATION}},
         policy="atoll-annotations",
