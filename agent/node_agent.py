@@ -230,8 +230,8 @@ class NodeAgent:
             last_empty=self._evidence.empty if self._evidence else frozenset(),
             last_host=previous.host_uses if previous else (),
         )
-        if not self.has_published and not evidence.live_read:
-            self._writer.is_restored |= await self._heartbeat.was_silent()
+        if not self.has_published and not evidence.live_read and await self._heartbeat.was_silent():
+            self._writer.is_restored = True
         report = await self._compose(observation, evidence, previous, position=position)
         if rewinds_count != self._rewinds_count:
             return

@@ -90,7 +90,8 @@ class GangPreemption:
     async def reconcile(self) -> float | None:
         """End a preemption that is over; return when to call again. Raises KubeError."""
         if self._has_stray_reservations:
-            self._has_stray_reservations = not await self._clear(self._stray_reservations())
+            self._has_stray_reservations = False
+            await self._clear(self._stray_reservations())
         for memory in (self._since, self._not_before):
             for identity in [one for one in memory if not self._is_tried(*one)]:
                 del memory[identity]
@@ -228,8 +229,7 @@ class GangPreemption:
             return
         self._not_before[active.key, active.uid] = self._now() + max(PLAN_SECONDS, self._cache.rules.hold_seconds)
         pods = self._context.mirror.ledger.pods
-        if not await self._clear(pods[uid] for uid in active.plan.kept if uid in pods):
-            self._has_stray_reservations = True
+        await self._clear(pods[uid] for uid in active.plan.kept if uid in pods)
         self._cache.note_capacity()
         self._record_event(active.key, names.REASON_PREEMPTION_ENDED, f"its GPUs are not kept any more: {reason}")
 
@@ -245,13 +245,17 @@ class GangPreemption:
             and not ledger.leases_of(uid)
         ]
 
-    async def _clear(self, pods: Iterable[Pod]) -> bool:
-        """Remove the annotations of these pods; False when one could not be written now, which stops no other."""
+    async def _clear(self, pods: Iterable[Pod]) -> None:
+        """Remove the annotations of these pods; one that cannot be written now is stray, and stops no other.
+
+        Raises KubeError when the API server cannot be reached.
+        """
         answers = await each(list(pods), lambda pod: write_kept(self._context, pod, None))
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, ApiError):
-                raise answer
-        return not any(isinstance(answer, (Conflict, ServerError, TooManyRequests)) for answer in answers)
+        unanswered = [one for one in answers if isinstance(one, BaseException) and not isinstance(one, ApiError)]
+        if unanswered or any(isinstance(one, (Conflict, ServerError, TooManyRequests)) for one in answers):
+            self._has_stray_reservations = True
+        if unanswered:
+            raise unanswered[0]
 
     def _record_event(self, key: GangKey, reason: str, note: str) -> None:
         gang = self._cache.gang(key)
