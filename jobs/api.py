@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import structlog
 from fastapi import FastAPI, Header, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
@@ -308,7 +308,7 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | WebSocketRequestValidationError)
     faults = [
         FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=str(one["msg"]))
         for one in error.errors()
@@ -351,6 +351,7 @@ _HANDLERS: Final = {
     JobServiceError: _on_error,
     IllegalStep: _on_error,
     RequestValidationError: _on_invalid,
+    WebSocketRequestValidationError: _on_invalid,
     HTTPException: _on_http,
     OperationalError: _on_database,
 }
