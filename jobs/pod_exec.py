@@ -79,7 +79,7 @@ def ended(status: bytes) -> bytes:
     return bytes([STATUS]) + json.dumps(told).encode()
 
 
-class Terminal(Protocol):
+class TerminalUser(Protocol):
     """Whoever sits at a terminal."""
 
     async def accept(self) -> None:
@@ -105,7 +105,7 @@ class CommandRunner(Protocol):
         ...
 
     async def open_terminal(
-        self, record: JobRecord, command: Sequence[str], *, pod: str | None, terminal: Terminal
+        self, record: JobRecord, command: Sequence[str], *, pod: str | None, terminal: TerminalUser
     ) -> None:
         """Run a command at a terminal until it ends. Raises NoPods, ExecRefused, KubeError."""
         ...
@@ -132,7 +132,7 @@ class PodExec:
         return result
 
     async def open_terminal(
-        self, record: JobRecord, command: Sequence[str], *, pod: str | None, terminal: Terminal
+        self, record: JobRecord, command: Sequence[str], *, pod: str | None, terminal: TerminalUser
     ) -> None:
         """Run a command at a terminal, for TERMINAL_SECONDS at most. It may go on if the other side goes away."""
         limit, is_open = asyncio.timeout(CONNECT_SECONDS), False
@@ -178,7 +178,7 @@ class PodExec:
             raise Unanswered(f"exec failed: {error}", path=path, sent=True) from error
 
 
-async def _relay(socket: aiohttp.ClientWebSocketResponse, terminal: Terminal) -> None:
+async def _relay(socket: aiohttp.ClientWebSocketResponse, terminal: TerminalUser) -> None:
     """Pass messages in both directions until the command ends or one side goes away."""
     tasks = [asyncio.create_task(_type_in(socket, terminal)), asyncio.create_task(_show(socket, terminal))]
     try:
@@ -191,13 +191,13 @@ async def _relay(socket: aiohttp.ClientWebSocketResponse, terminal: Terminal) ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _type_in(socket: aiohttp.ClientWebSocketResponse, terminal: Terminal) -> None:
+async def _type_in(socket: aiohttp.ClientWebSocketResponse, terminal: TerminalUser) -> None:
     while (message := await terminal.receive()) is not None:
         if message and message[0] in (STDIN, SIZE):
             await socket.send_bytes(message)
 
 
-async def _show(socket: aiohttp.ClientWebSocketResponse, terminal: Terminal) -> None:
+async def _show(socket: aiohttp.ClientWebSocketResponse, terminal: TerminalUser) -> None:
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
             continue
