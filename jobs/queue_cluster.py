@@ -17,6 +17,7 @@ from atoll.kube.patches import delete_options
 
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("v1", "namespaces"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
     "WorkloadPriorityClass": (KUEUE_API, "workloadpriorityclasses"),
     "ResourceFlavor": (KUEUE_API, "resourceflavors"),

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from atoll.api import names
 from atoll.jobs.base import Flag, JobPart, LabelKey, LabelValue, ShortName
+from atoll.jobs.tenant_network import TenantNetwork
 from atoll.ml.attributes import PREFIX
 from atoll.ml.document import Document, Path, read
 from atoll.ml.problems import AttributeProblem, Problems, shown
@@ -140,6 +141,7 @@ class QueueTenant(JobPart):
     name: Tenant
     namespaces: Annotated[tuple[ShortName, ...], Field(max_length=64)] = ()
     """The namespace of the service's jobs if absent."""
+    network: TenantNetwork = TenantNetwork()
     queues: Annotated[tuple[TenantQueue, ...], Field(min_length=1, max_length=QUEUES_MAX)]
 
     def queue_for(self, *, critical: bool) -> TenantQueue:

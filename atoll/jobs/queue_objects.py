@@ -9,6 +9,7 @@ from typing import Any, Final
 from atoll.api import job_names, names
 from atoll.jobs.queue_file import FlavorQuota, QueueCohort, QueueFile, QueueTenant, Reclaim, Stop, TenantQueue
 from atoll.jobs.settings import RenderSettings
+from atoll.jobs.tenant_network import POLICY, network_spec
 from atoll.jobs.words import PRIORITY_VALUES, Priority
 
 Object = dict[str, Any]
@@ -34,6 +35,9 @@ def objects_of_queues(file: QueueFile, settings: RenderSettings, *, service_id: 
     """Return the objects of a completed file. Those that the service owns carry its id."""
     mine = {job_names.SERVICE_ID: service_id}
     found = [_namespace(tenant, name) for tenant in file.tenants for name in tenant.namespaces]
+    for tenant in file.tenants:
+        if tenant.network.isolated:
+            found += [_policy(tenant, name, mine | {job_names.TENANT_ID: tenant.name}) for name in tenant.namespaces]
     for priority, description in PRIORITIES.items():
         body = {"value": PRIORITY_VALUES[priority], "description": description}
         name = settings.priority_classes[priority]
@@ -61,6 +65,11 @@ def _object(api: str, kind: str, name: str, labels: Mapping[str, str], namespace
 def _namespace(tenant: QueueTenant, name: str) -> Object:
     """Return a tenant's namespace. It shows the GPUs of claims to the quota; it may exist, and is never removed."""
     return _object("v1", "Namespace", name, {job_names.TENANT_ID: tenant.name, names.COMPLETE_JOBS: "true"})
+
+
+def _policy(tenant: QueueTenant, namespace: str, labels: Mapping[str, str]) -> Object:
+    head = _object("networking.k8s.io/v1", "NetworkPolicy", POLICY, labels, namespace)
+    return head | {"spec": network_spec(tenant.network, tenant.namespaces)}
 
 
 def _flavor(file: QueueFile, number: int, settings: RenderSettings, labels: Mapping[str, str]) -> Object:
