@@ -22,6 +22,9 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "WorkloadPriorityClass": (KUEUE_API, "workloadpriorityclasses"),
     "ResourceFlavor": (KUEUE_API, "resourceflavors"),
     "Cohort": (KUEUE_API, "cohorts"),
+    "MultiKueueCluster": (KUEUE_API, "multikueueclusters"),
+    "MultiKueueConfig": (KUEUE_API, "multikueueconfigs"),
+    "AdmissionCheck": (KUEUE_API, "admissionchecks"),
     "ClusterQueue": (KUEUE_API, "clusterqueues"),
     "LocalQueue": (KUEUE_API, "localqueues"),
 }

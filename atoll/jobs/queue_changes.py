@@ -20,7 +20,17 @@ EXACT: Final = frozenset({"ingress", "egress"})
 """Lists to which the API server adds nothing, so that every addition is somebody's change."""
 QUANTITIES: Final = frozenset({"nominalQuota", "borrowingLimit", "lendingLimit", "weight"})
 SHARED: Final = "Namespace"
-REMOVED: Final = ("LocalQueue", "ClusterQueue", "Cohort", "ResourceFlavor", "WorkloadPriorityClass", "NetworkPolicy")
+REMOVED: Final = (
+    "LocalQueue",
+    "ClusterQueue",
+    "Cohort",
+    "AdmissionCheck",
+    "MultiKueueConfig",
+    "MultiKueueCluster",
+    "ResourceFlavor",
+    "WorkloadPriorityClass",
+    "NetworkPolicy",
+)
 """Kinds that are removed when the file no longer names them, in this order. PriorityClasses stay: pods carry them."""
 
 

@@ -250,3 +250,36 @@ def test_a_tenant_may_be_open() -> None:
     assert ("NetworkPolicy", "atoll-tenant") not in opened
     assert [one["namespaceSelector"]["matchExpressions"][0]["values"] for one in shared["spec"]["ingress"][0]["from"]] \
         == [["tenant-acme"], ["ingress"]]  # fmt: skip
+
+
+SETS = "multikueue:\n  - {name: far, clusters: {east: east-config, west: west-config}}\n"
+
+
+def test_a_queue_may_send_its_jobs_to_other_clusters() -> None:
+    """MC-6: each cluster with its Secret, the set, and the check that the queue's jobs pass."""
+    found = made(SETS + HEAD + QUEUE.replace("{flavors", "{multikueue: far, flavors"))
+    spec = {kind: one["spec"] for (kind, name), one in found.items() if name in ("far", "tenant-acme-queue")}
+
+    assert found["MultiKueueCluster", "east"]["spec"] == {
+        "clusterSource": {"kubeConfig": {"location": "east-config", "locationType": "Secret"}}
+    }
+    assert spec["MultiKueueConfig"] == {"clusters": ["east", "west"]}
+    assert spec["AdmissionCheck"]["controllerName"] == "kueue.x-k8s.io/multikueue"
+    assert spec["AdmissionCheck"]["parameters"]["name"] == "far"
+    assert spec["ClusterQueue"]["admissionChecksStrategy"] == {"admissionChecks": [{"name": "far"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEAD + QUEUE.replace("{flavors", "{multikueue: far, flavors"), "multikueue is 'far': is no set of clusters"),
+        (SETS + "  - {name: near, clusters: {east: other}}\n" + HEAD + QUEUE,
+         "clusters.east is 'other': has the Secret east-config in another set"),
+    ],
+)  # fmt: skip
+def test_a_mistake_about_clusters_is_told(text: str, told: str) -> None:
+    """A set that is not there, and a cluster with two Secrets."""
+    found = parse_queue_file(text.encode(), namespace=NAMESPACE)
+
+    assert isinstance(found, tuple)
+    assert told in str(found[0])
