@@ -82,13 +82,20 @@ async def _relay(socket: aiohttp.ClientWebSocketResponse, descriptor: int) -> in
         size = os.get_terminal_size(descriptor)
         typed.put_nowait(bytes([SIZE]) + json.dumps({"Width": size.columns, "Height": size.lines}).encode())
 
+    def type_keys() -> None:
+        keys = os.read(descriptor, KEYS_BYTES_MAX)
+        if keys:
+            typed.put_nowait(bytes([STDIN]) + keys)
+        else:  # the terminal is gone
+            loop.remove_reader(descriptor)
+
     async def send() -> None:
         while True:
             await socket.send_bytes(await typed.get())
 
     resize()
     loop.add_signal_handler(signal.SIGWINCH, resize)
-    loop.add_reader(descriptor, lambda: typed.put_nowait(bytes([STDIN]) + os.read(descriptor, KEYS_BYTES_MAX)))
+    loop.add_reader(descriptor, type_keys)
     sender = asyncio.create_task(send())
     try:
         async for message in socket:
@@ -97,7 +104,8 @@ async def _relay(socket: aiohttp.ClientWebSocketResponse, descriptor: int) -> in
             if message.data[0] == STATUS:
                 return _status(message.data[1:])
             if message.data[0] == STDOUT:
-                os.write(sys.stdout.fileno(), message.data[1:])
+                sys.stdout.buffer.write(message.data[1:])
+                sys.stdout.buffer.flush()
         return None
     finally:
         loop.remove_reader(descriptor)
