@@ -35,6 +35,7 @@ from jobs.cluster_api import add_cluster_routes
 from jobs.creating import creation_of
 from jobs.errors import JobServiceError
 from jobs.exec_routes import add_exec_routes
+from jobs.offer_routes import add_offer_routes
 from jobs.page.gpus import add_gpu_routes
 from jobs.page.routes import add_page_routes
 from jobs.pod_logs import NoPods
@@ -104,6 +105,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     add_queue_routes(app)
     add_cluster_routes(app)
     add_gpu_routes(app)
+    add_offer_routes(app)
     add_page_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
