@@ -193,7 +193,7 @@ def tell_pods(job: Job, book: NoteBook) -> None:
             )
             text = f"{variable}annotation {key} of the pods"
             if name == "reservation_timeout_s":
-                text += "; unusedTimeoutSeconds of the GpuReservation releases it"
+                text += "; it releases a reservation of one user after so long without use"
             book.tell(f"{PREFIX}{name}", plain(value), text, workload(job))
     if job.attributes.reservation_id is not None:
         text = f"annotation {names.RESERVATION} of the pods"

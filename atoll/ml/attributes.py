@@ -240,7 +240,7 @@ class MlAttributes(AttributePart):
         Field(description="a reservation; the job never runs outside of it"),
     ] = None
     reservation_timeout_s: Annotated[
-        Count | None, Field(description="for the record: unusedTimeoutSeconds of the GpuReservation releases")
+        Count | None, Field(description="releases the reservation after so long without use, if it has one user")
     ] = None
     priority_escalation: Annotated[Flag | None, Field(description="a spot job that waits too long moves up")] = None
     escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None

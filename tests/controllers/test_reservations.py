@@ -1,5 +1,6 @@
 """Reservations in the controllers: held whatever write is lost, returned on proof, free after their deletion."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from atoll.api import names
 from atoll.cluster.leases import Holder
+from atoll.jobs.rendering import render
 from tests.builders import lease_json, make_allocation, pod_json
 from tests.controllers.harness import (
     LEASES,
@@ -16,6 +18,7 @@ from tests.controllers.harness import (
     running_controllers,
     strip_version,
 )
+from tests.jobs.render import job
 
 RESERVATIONS = "/apis/gpu.scheduling/v1/gpureservations"
 MARK = "nightly/uid-of-nightly"
@@ -29,11 +32,18 @@ def put_reservation(server: InMemoryServer, count: int = 4, **spec: Any) -> None
     server.put(f"{RESERVATIONS}/nightly", body)
 
 
-def put_user(server: InMemoryServer, device_id: int, *, ended: bool, is_stranger: bool = False) -> None:
+def put_user(
+    server: InMemoryServer,
+    device_id: int,
+    *,
+    ended: bool,
+    is_stranger: bool = False,
+    annotations: Mapping[str, str] | None = None,
+) -> None:
     """Put a pod that took a Lease over from the reservation, or one that has nothing to do with it, and perhaps was
     ended by kubelet."""
     allocation = make_allocation("n1", device_id)
-    named = {} if is_stranger else {names.RESERVATION: "nightly"}
+    named = {} if is_stranger else annotations or {names.RESERVATION: "nightly"}
     body = pod_json("user", node="n1", allocation=allocation, annotations=named)
     status: dict[str, Any] = {"phase": "Running"}
     if ended:
@@ -172,3 +182,33 @@ async def test_a_gpu_that_no_reservation_takes_is_free(tmp_path: Path, spec: dic
         put_user(running.server, 0, ended=True, is_stranger=True)
         await running.settled(lambda: f"{LEASES}/gpu-n1-0" not in running.server.objects)
         assert holders(running) == (want or ["team/other/uid-of-other"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "phase"),
+    [
+        pytest.param({}, "Released", id="of-one-team"),
+        pytest.param({"serviceAccounts": ["other/robot"]}, "Active", id="of-two-teams"),
+    ],
+)
+async def test_a_job_says_how_long_its_reservation_waits_for_the_next(
+    tmp_path: Path, spec: dict[str, Any], phase: str
+) -> None:
+    """From its attribute to the release, for its own team alone; while its pod runs, nothing is released."""
+    asked = job(
+        attributes={"ext_ml_gpu_count": 1, "ext_ml_reservation_id": "nightly", "ext_ml_reservation_timeout_s": 1}
+    )
+    (workload,) = (one for one in render(asked).objects if one["kind"] == "Job")
+    annotations = workload["spec"]["template"]["metadata"]["annotations"]
+
+    def used(server: InMemoryServer) -> None:
+        put_reservation(server, 2, **spec)
+        put_user(server, 0, ended=False, annotations=annotations)
+
+    async with running_controllers(tmp_path, used) as running:
+        await running.settled(lambda: status(running).get("askedTimeoutSeconds") == 1)
+        put_user(running.server, 0, ended=True, annotations=annotations)
+        await running.settled(lambda: status(running).get("used") == 0)
+        await running.settled(
+            lambda: (status(running)["phase"], len(holders(running))) == (phase, 2 * (phase == "Active"))
+        )
