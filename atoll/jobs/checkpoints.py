@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import Job
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import NO_EFFECT, NoteBook
 from atoll.jobs.policy import CheckpointConfig
 from atoll.jobs.words import JobType
 from atoll.ml.attributes import PREFIX, MlAttributes
@@ -85,13 +85,13 @@ def _tell_disabled(attributes: MlAttributes, book: NoteBook) -> None:
     for name in ("interval_s", "storage_uri", "max_count", "on_preempt"):
         value = getattr(attributes, f"checkpoint_{name}")
         if value is not None:
-            book.tell(f"{PREFIX}checkpoint_{name}", value, f"without effect: {PREFIX}checkpoint_enabled is not true")
+            book.tell(f"{PREFIX}checkpoint_{name}", value, f"{NO_EFFECT}{PREFIX}checkpoint_enabled is not true")
 
 
 def _tell(attributes: MlAttributes, config: CheckpointConfig | None, uri: str, book: NoteBook) -> None:
     for name, field in (("checkpoint_interval_s", "checkpoint_interval"), ("checkpoint_max_count", "max_checkpoints")):
         if config is not None and getattr(attributes, name) is not None and field in config.model_fields_set:
-            text = f"without effect: {PREFIX}{name} wins"
+            text = f"{NO_EFFECT}{PREFIX}{name} wins"
             book.tell(f"intent.checkpoint_config.{field}", getattr(config, field), text)
     if config is not None and attributes.checkpoint_storage_uri is not None:
-        book.tell("intent.checkpoint_config.checkpoint_path", config.checkpoint_path, f"without effect: saved to {uri}")
+        book.tell("intent.checkpoint_config.checkpoint_path", config.checkpoint_path, f"{NO_EFFECT}saved to {uri}")

@@ -242,7 +242,9 @@ class MlAttributes(AttributePart):
     reservation_timeout_s: Annotated[
         Count | None, Field(description="releases the reservation after so long without use, if it has one user")
     ] = None
-    priority_escalation: Annotated[Flag | None, Field(description="a spot job that waits too long moves up")] = None
+    priority_escalation: Annotated[
+        Flag | None, Field(description="a spot job that waits too long moves up; only in the job service")
+    ] = None
     escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None
     escalation_target_class: Annotated[MlPriorityClass | None, Field(description="class to move up to")] = None
     checkpoint_enabled: Annotated[

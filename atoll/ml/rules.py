@@ -86,7 +86,11 @@ def _no_gpus(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]
 
 def _capability(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     """A known GPU type must support the requested capability and precision."""
-    row = tables.GPU_TYPES.get(attributes.gpu_type or "")
+    row, gpu_type = tables.GPU_TYPES.get(attributes.gpu_type or ""), attributes.gpu_type or ""
+    if attributes.gpu_compute_capability is not None and tables.has_no_capability(gpu_type):
+        yield Complaint(
+            "gpu_compute_capability", f"must not stand beside {gpu_type}: AMD's cards have none", "remove it"
+        )
     if row is None or row.compute_capability is None:
         return
     has = tables.capability_text(row.compute_capability)
