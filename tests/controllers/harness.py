@@ -205,7 +205,7 @@ async def leading(
     async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
         mirror = ClusterMirror(client, clock, with_gangs=with_gangs)
         terminations, notes, tokens = PodTerminations(mirror), Notes(), itertools.count()
-        api, is_leading, metrics = api_of(client), [True], Metrics("test")
+        api, is_leading, metrics = api_of(client), [True], Metrics("controllers")
         context = Context(
             api=GuardedApi(api, lambda: is_leading[0]),
             mirror=mirror,

@@ -19,6 +19,7 @@ from tests.controllers.harness import (
     strip_version,
 )
 from tests.jobs.render import job
+from tests.service.test_metrics import samples
 
 RESERVATIONS = "/apis/gpu.scheduling/v1/gpureservations"
 MARK = "nightly/uid-of-nightly"
@@ -98,7 +99,8 @@ async def test_gpu_of_an_ended_pod_goes_back_to_it(tmp_path: Path, fails_at: int
 
 
 async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs(tmp_path: Path) -> None:
-    """Nobody would free it otherwise. What comes back to a reservation that is gone is everybody's."""
+    """Nobody would free it otherwise. What comes back to a reservation that is gone is everybody's. What it takes and
+    frees is counted."""
 
     def used(server: InMemoryServer) -> None:
         put_reservation(server, 3)
@@ -108,6 +110,11 @@ async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs
         await running.settled(lambda: holders(running) == [OWN] * 2 + ["team/user/uid-of-user"])
         running.server.remove(f"{RESERVATIONS}/nightly")
         await running.settled(lambda: holders(running) == ["team/user/uid-of-user"])
+        counted = samples(running.metrics)
+        assert {did: counted["atoll_controllers_reserved_gpus_total", did] for did in ("taken", "freed")} == {
+            "taken": 2.0,
+            "freed": 2.0,
+        }
         put_user(running.server, 0, ended=True)
         await running.settled(lambda: holders(running) == [])
 
