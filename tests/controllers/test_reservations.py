@@ -1,12 +1,14 @@
 """Reservations in the controllers: held whatever write is lost, returned on proof, free after their deletion."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.api import names
+from atoll.api.times import text_of
 from atoll.cluster.leases import Holder
 from atoll.jobs.rendering import render
 from tests.builders import lease_json, make_allocation, pod_json
@@ -219,3 +221,25 @@ async def test_a_job_says_how_long_its_reservation_waits_for_the_next(
         await running.settled(
             lambda: (status(running)["phase"], len(holders(running))) == (phase, 2 * (phase == "Active"))
         )
+
+
+@pytest.mark.parametrize(("hours", "phase"), [(3, "Ended"), (-3, "Pending")])
+async def test_a_clock_that_is_off_takes_nothing_from_a_pod(tmp_path: Path, hours: int, phase: str) -> None:
+    """The reservation ends early or has not begun, so that what is idle is free; with a right clock it holds all."""
+    now_seconds = datetime.now(UTC).timestamp()
+    spec = {"starts": text_of(now_seconds - 3600), "ends": text_of(now_seconds + 3600)}
+
+    def used(server: InMemoryServer) -> None:
+        put_reservation(server, 3, **spec)
+        put_user(server, 0, ended=False)
+
+    async with running_controllers(tmp_path, used) as running:
+        await running.settled(lambda: status(running).get("phase") == "Active")
+        running.clock.ahead = timedelta(hours=hours)
+        running.resync()
+        await running.settled(lambda: status(running)["phase"] == phase)
+        assert holders(running) == ["team/user/uid-of-user"]
+        running.clock.ahead = timedelta()
+        running.resync()
+        await running.settled(lambda: status(running)["phase"] == "Active")
+        assert holders(running) == [OWN, OWN, "team/user/uid-of-user"]
