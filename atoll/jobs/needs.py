@@ -164,6 +164,7 @@ def _deadline_seconds(job: Job, now_seconds: float | None, book: NoteBook) -> in
     if timeout is None:
         timeout, source = job.policy.max_runtime, "policy.max_runtime"
     until = job.policy.seconds_to_deadline(now_seconds)
+    has_passed = until == 1
     seconds = min((one for one in (timeout, until) if one is not None), default=None)
     kind = f"{ONLY_SERVICE}stops it; Kubernetes ends no Deployment by itself"
     if timeout is not None:
@@ -172,6 +173,7 @@ def _deadline_seconds(job: Job, now_seconds: float | None, book: NoteBook) -> in
         start = "scheduled_start" if job.policy.scheduled_start is not None else "now"
         counted = f"activeDeadlineSeconds {seconds}, from {start}" if until is not None else ""
         note = "annotation job.gpu.scheduling/deadline"
+        note = f"{HINT}it has passed, so the job ends as soon as it begins; {note}" if has_passed else note
         told = f"{kind}; {note}" if job.job_type is JobType.SERVICE else f"{note}; {counted}" if counted else note
         book.tell("policy.deadline", job.policy.deadline.isoformat(), told)
     return None if job.job_type is JobType.SERVICE else seconds

@@ -129,7 +129,9 @@ def _tpu(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
 def _model(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     model_id, checksum = attributes.model_id, attributes.model_checksum
     if model_id is not None:
-        if ".." in model_id or model_id.startswith("/") or not model_id.isprintable():
+        if not model_id.isprintable():
+            yield Complaint("model_id", "must be of characters that can be seen", "type it anew; do not copy it")
+        elif ".." in model_id or model_id.startswith("/"):
             yield Complaint("model_id", "must be a name without ..", "write it as the registry does")
         elif not policy.allows_model(model_id):
             yield Complaint("model_id", "must be one of " + ", ".join(policy.model_ids), "ask for it to be allowed")
