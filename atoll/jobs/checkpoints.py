@@ -6,6 +6,7 @@ None for a job that saves none. Attributes override `intent.checkpoint_config`; 
 from dataclasses import dataclass
 from typing import Final
 
+from atoll.jobs.container import is_of_kernel
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import Job
 from atoll.jobs.notes import NO_EFFECT, NoteBook
@@ -67,11 +68,17 @@ def _mount_path(job: Job, uri: str) -> str:
         return ""
     path = uri.removeprefix(FILE).rstrip("/")
     parts = path.split("/")[1:]
-    if not path.startswith("/") or not all(parts) or any(part in (".", "..") for part in parts) or ":" in path:
+    if (
+        is_of_kernel(path)
+        or not path.startswith("/")
+        or not all(parts)
+        or any(part in (".", "..") for part in parts)
+        or ":" in path
+    ):
         raise JobMistake(
             f"{PREFIX}checkpoint_storage_uri",
             uri,
-            "a file:// URI names a folder by its whole path",
+            "a file:// URI names a folder by its whole path, and none of the kernel's",
             "write file:///checkpoints/",
         )
     volumes = job.container.volumes if job.container is not None else ()

@@ -132,7 +132,8 @@ def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttrib
     given = fields.get(ATTRIBUTES, {})
     if not isinstance(given, dict):
         hint = f"write {PREFIX}gpu_count: 1 and the like below it"
-        problem = AttributeProblem(ATTRIBUTES, shown(given), "must be a mapping", hint, document.line_of((ATTRIBUTES,)))
+        has = "" if given is None else shown(given)
+        problem = AttributeProblem(ATTRIBUTES, has, "must be a mapping", hint, document.line_of((ATTRIBUTES,)))
         return MlAttributes(), (problem,)
     empty = [name for name in NAMES if name in given and given[name] is None]
     if empty:
