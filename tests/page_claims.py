@@ -34,6 +34,10 @@ GANGS: Final = {
         "test_a_gang_of_a_job_set_outlives_its_jobs "
         "test_pods_are_told_that_some_of_them_are_missing test_pods_are_told_that_their_gang_cannot_be_made"
     ),
+    "- **Pods of a Kubernetes `PodGroup`**": (
+        "test_two_groups_that_fit_alone_but_not_together_run_one_after_the_other "
+        "test_a_gang_is_made_for_a_group_and_follows_it test_only_groups_of_policy_gang_are_gangs"
+    ),
     "- **All necessary members exist": (
         "test_owners_that_make_members_late_need_only_the_first "
         "test_extra_members_are_placed_as_soon_as_the_base_is_admitted"

@@ -81,6 +81,10 @@ def priorityclasses(name: str = "") -> str:
     return group("scheduling.k8s.io/v1", "priorityclasses", name=name)
 
 
+def podgroups(namespace: str, name: str) -> str:
+    return group("scheduling.k8s.io/v1beta1", "podgroups", namespace=namespace, name=name)
+
+
 def events(namespace: str = "", name: str = "") -> str:
     return group("events.k8s.io/v1", "events", namespace=namespace, name=name)
 

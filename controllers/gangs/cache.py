@@ -82,6 +82,8 @@ class GangCache:
         self.candidates: set[GangKey] = set()
         self.attempts: dict[GangKey, AdmissionAttempts] = {}
         self.room_at_seconds = 0.0
+        self.group_conflicts: dict[GangKey, str] = {}
+        """Why the GpuGang contradicts the PodGroup of its members; empty if it does not."""
         self._uids: dict[GangKey, set[str]] = {}
         self._gone: dict[GangKey, dict[str, Pod]] = {}
         self._homes: dict[str, str] = {}
@@ -122,6 +124,7 @@ class GangCache:
         key = key_of(change.object)
         if change.kind is ChangeKind.DELETED:
             self._gone.pop(key, None)
+            self.group_conflicts.pop(key, None)
         if not self.is_in_doubt(change.object):
             self._unanswered.pop(key, None)
         return key
@@ -222,8 +225,9 @@ class GangCache:
         if isinstance(policy, OutOfBounds):
             return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
         conflict = size_conflict_of(gang, found)
-        if conflict is not None:
-            return GangView(gang, members, policy, Obstacle("Invalid", str(conflict)))
+        problem = str(conflict or self.group_conflicts.get(key_of(gang), ""))
+        if problem:
+            return GangView(gang, members, policy, Obstacle("Invalid", problem))
         domains = self.node_domains(gang)
         return GangView(gang, members, policy, domains if isinstance(domains, Obstacle) else None)
 

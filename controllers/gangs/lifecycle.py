@@ -35,6 +35,7 @@ from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference, jitter_of
 from controllers.gangs.creation import GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
+from controllers.gangs.pod_groups import PodGroupGangs
 from controllers.gangs.writes import (
     each,
     fence,
@@ -69,7 +70,8 @@ class GangReconciler:
         self._context = context
         self._cache = cache
         self._place = place
-        self._maker = GangMaker(context, cache)
+        self._groups = PodGroupGangs(context, cache)
+        self._maker = GangMaker(context, cache, self._groups)
         self._abandoned: dict[GangKey, list[GpuGang]] = {}
         self._pauses: Pauses[GangKey] = Pauses(context.clock)
 
@@ -121,6 +123,8 @@ class GangReconciler:
             return await self._maker.make(key)
         if not self._cache.is_current(gang):
             return await self._catch_up(gang)
+        if await self._groups.follow(gang, self._cache.pods_of(key)):
+            return BEHIND_SECONDS
         self._maker.tell_conflict(key, size_conflict_of(gang, self._cache.pods_of(key)))
         token = self._context.new_token()
         view = self._cache.view(gang)
