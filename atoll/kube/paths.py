@@ -85,6 +85,10 @@ def podgroups(namespace: str, name: str) -> str:
     return group("scheduling.k8s.io/v1beta1", "podgroups", namespace=namespace, name=name)
 
 
+def kueue_workloads(namespace: str, name: str = "") -> str:
+    return group("kueue.x-k8s.io/v1beta2", "workloads", namespace=namespace, name=name)
+
+
 def events(namespace: str = "", name: str = "") -> str:
     return group("events.k8s.io/v1", "events", namespace=namespace, name=name)
 
