@@ -31,6 +31,7 @@ class _Section(msgspec.Struct, frozen=True):
 class _OwnerSpec(msgspec.Struct, frozen=True, rename="camel"):
     suspend: Any = None
     active: Any = None
+    shutdown_after_job_finishes: Any = None
     run_policy: _Section | None = None
 
 

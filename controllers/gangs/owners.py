@@ -45,6 +45,7 @@ class Suspendable:
 
 
 _RUN_POLICY = "runPolicy"
+RAY_JOB: Final = ("ray.io", "RayJob")
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _WORKLOAD: Final = "Workload"
 KINDS: Final[dict[tuple[str, str], Suspendable]] = {
@@ -97,10 +98,22 @@ async def _roots(
 ) -> tuple[SuspendedOwner, ...]:
     """Return the topmost of the readable owners that has a switch, or its Workloads; nothing when none has."""
     above = await owners_above(context, namespace, owner)
-    root = next((one for one in reversed(above) if _kind(one) in KINDS), None)
+    root: SuspendedOwner | None = None
+    for one in above:
+        if _kind(one) in KINDS and await _may_be_suspended(context, namespace, one):
+            root = one
     if root is None or not workload:
         return (root,) if root is not None else ()
     return await _workloads(context, namespace, workload, root)
+
+
+async def _may_be_suspended(context: Context, namespace: str, owner: SuspendedOwner) -> bool:
+    """Tell whether an owner of a kind with a switch bears its use: KubeRay fails a RayJob for good that is suspended
+    without shutdownAfterJobFinishes; its RayCluster may be."""
+    if _kind(owner) != RAY_JOB:
+        return True
+    body = await _read(context, namespace, owner)
+    return body is not None and body.spec is not None and body.spec.shutdown_after_job_finishes is True
 
 
 async def owners_above(context: Context, namespace: str, owner: SuspendedOwner) -> tuple[SuspendedOwner, ...]:
