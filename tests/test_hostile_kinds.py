@@ -95,6 +95,17 @@ OBJECTS: dict[WatchedKind, dict[str, Any]] = {
         "volumeBindingMode": "WaitForFirstConsumer",
         "allowedTopologies": [{"matchLabelExpressions": [{"key": LABEL, "values": ["x"]}]}],
     },
+    WatchedKind.CSI_NODE: {
+        "metadata": {"name": "n1"},
+        "spec": {"drivers": [{"name": "disks.example.com", "nodeID": "n1", "allocatable": {"count": 8}}]},
+    },
+    WatchedKind.CSI_DRIVER: {"metadata": {"name": "disks.example.com"}, "spec": {"storageCapacity": True}},
+    WatchedKind.STORAGE_CAPACITY: {
+        "metadata": {"name": "c", "namespace": "team"},
+        "storageClassName": "local",
+        "nodeTopology": {"matchLabels": {LABEL: "x"}},
+        "capacity": "10Gi",
+    },
     WatchedKind.NAMESPACE: {"metadata": {"name": "team", "labels": {LABEL: "x"}}},
 }
 JOB = {

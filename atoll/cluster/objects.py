@@ -341,6 +341,7 @@ class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"
     capacity: dict[str, str] = {}
     access_modes: tuple[str, ...] = ()
     volume_mode: str = "Filesystem"
+    csi: dict[str, Any] = {}
     claim_ref: ObjectName | None = None
 
 

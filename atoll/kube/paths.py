@@ -77,6 +77,18 @@ def storageclasses() -> str:
     return group("storage.k8s.io/v1", "storageclasses")
 
 
+def csinodes() -> str:
+    return group("storage.k8s.io/v1", "csinodes")
+
+
+def csidrivers() -> str:
+    return group("storage.k8s.io/v1", "csidrivers")
+
+
+def csistoragecapacities() -> str:
+    return group("storage.k8s.io/v1", "csistoragecapacities")
+
+
 def priorityclasses(name: str = "") -> str:
     return group("scheduling.k8s.io/v1", "priorityclasses", name=name)
 

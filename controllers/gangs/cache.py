@@ -299,7 +299,8 @@ class GangCache:
         GpuReservation that the gang is confined to."""
         mirror, ledger, now = self.mirror, self.mirror.ledger, self.clock.monotonic_seconds()
         cells = ledger.cells(now_seconds=now)
-        volumes = (mirror.volumes, mirror.volume_claims, mirror.storage_classes)
+        csi = (mirror.csi_nodes, mirror.csi_drivers, mirror.capacities)
+        volumes = (mirror.volumes, mirror.volume_claims, mirror.storage_classes, *csi)
         watched = (mirror.pods, mirror.nodes, mirror.namespaces, *volumes)
         moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
@@ -333,12 +334,16 @@ class GangCache:
     def _volumes(self) -> volume_fit.Volumes:
         """Return the current volumes that bind pods to nodes."""
         volumes, claims, classes = self.mirror.volumes, self.mirror.volume_claims, self.mirror.storage_classes
+        nodes, drivers, capacities = self.mirror.csi_nodes, self.mirror.csi_drivers, self.mirror.capacities
         if volumes is None or claims is None or classes is None:
             return volume_fit.Volumes()
         return volume_fit.Volumes(
             dict(claims.store),
             {name: one for (_, name), one in volumes.store.items()},
             {name: one for (_, name), one in classes.store.items()},
+            {name: one for (_, name), one in nodes.store.items()} if nodes is not None else {},
+            {name: one for (_, name), one in drivers.store.items()} if drivers is not None else {},
+            dict(capacities.store) if capacities is not None else {},
         )
 
     def _namespaces(self) -> dict[str, dict[str, str]]:
