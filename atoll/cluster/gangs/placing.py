@@ -24,6 +24,8 @@ from atoll.cluster.gangs.search_input import (
     unknown_nodes,
 )
 from atoll.cluster.requests import Request, Verdict
+from atoll.cluster.static_volumes import static_clash
+from atoll.cluster.volume_limits import crowded_node
 from topology.errors import TopologyError
 from topology.gangs.descent import StepBudget
 from topology.gangs.model import Placement
@@ -169,7 +171,23 @@ def _search(
     arranged, placement = answer
     if sum(assignment.count for assignment in placement.assignments) < needed:
         return None
+    if problem := _volume_clash(arranged, placement, cluster):
+        return NoPlacement(Verdict.UNKNOWN, problem, "WaitForQuorum")
     return FoundPlacement(arranged, placement)
+
+
+def _volume_clash(question: GangSearchInput, placement: Placement, cluster: PlacementSnapshot) -> str:
+    """Say which members of a plan may find no static volume, or which host takes too few of their volumes."""
+    placed = [
+        (pod, one.host)
+        for part in placement.assignments
+        for one in part.members
+        if (pod := question.asked[part.pod_set][one.rank].pod).spec.volumes
+    ]
+    if not placed:
+        return ""
+    clash = static_clash(((pod, cluster.nodes[host]) for pod, host in placed), cluster.volumes)
+    return clash or crowded_node(placed, cluster.pods_on, cluster.volumes)
 
 
 def _distance(found: FoundPlacement) -> tuple[int, ...]:
