@@ -1,1 +1,1 @@
-"""The web page of pipelines: the runs, and each with its graph, time line and logs. It only reads."""
+"""The web page of pipelines: the runs, each with its graph, time line and logs, and a form that deploys use cases."""

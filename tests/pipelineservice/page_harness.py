@@ -16,6 +16,8 @@ from pipelines.page.routes import add_runs_page
 from pipelines.records import StepRecord, migrate_pipelines
 from pipelines.serving import registered_functions
 from pipelines.store import Try, advance
+from pipelines.usecase_api import add_usecases
+from pipelines.usecases import read_templates
 from tests.jobservice.service import JobService
 from tests.pipelines.made import step
 
@@ -81,6 +83,7 @@ async def runs_page(folder: Path) -> AsyncIterator[RunsPage]:
     migrate_pipelines(url)
     async with JobService.of(database) as service:
         add_pipelines(service.app, registered_functions(), {})
+        add_usecases(service.app, read_templates(None))
         add_runs_page(service.app)
         async with serving(service.app, "127.0.0.1", 0) as port:
             page = RunsPage(service, port)

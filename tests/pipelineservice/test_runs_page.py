@@ -108,4 +108,4 @@ def test_files_load_nothing_from_elsewhere_and_hold_no_inline_code() -> None:
         assert set(re.findall(r"https?://[^\s\"'>]+", text)) - {"http://www.w3.org/2000/svg"} == set(), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), path
         assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", text), path
-    assert set(RUN_FILES) == {"/runs", "/runs.js", "/graph.js", "/runs.css"}
+    assert set(RUN_FILES) == {"/runs", "/runs.js", "/graph.js", "/usecases.js", "/runs.css"}

@@ -145,3 +145,42 @@ async def test_texts_of_steps_stay_texts(tmp_path: Path) -> None:
         await expect(seen.tab.locator("#step-log")).to_have_text(HOSTILE)
         assert await seen.tab.locator("img").count() == 0
         assert seen.complaints == []
+
+
+async def test_a_form_deploys_a_use_case(tmp_path: Path) -> None:
+    """It has a field for each parameter of the template's schema; what the schema forbids is not sent."""
+    async with visit(tmp_path) as seen:
+        form = seen.tab.get_by_role("form", name="Deploy a use case")
+        await form.get_by_label("Template").select_option("chatbot")
+        await expect(seen.tab.locator("#template-text")).to_contain_text("Components: model_server, front.")
+        names = await form.locator("#parameters [name]").evaluate_all("all => all.map((one) => one.name)")
+        assert sorted(names) == ["front", "gpus", "model", "server"]
+        gpus = form.get_by_label("gpus")
+        await expect(gpus).to_have_attribute("placeholder", "1")
+        await form.get_by_label("Name", exact=True).fill("helpdesk")
+        await form.get_by_label("front").fill("front:1")
+        await gpus.fill("99")
+        await gpus.press("Enter")
+        assert await gpus.evaluate("one => one.validity.rangeOverflow")
+        await gpus.fill("2")
+        await gpus.press("Enter")
+        await expect(seen.tab.locator("#deploy-text")).to_have_text("helpdesk is deploying; its run is uc-helpdesk/1.")
+        row = seen.tab.locator("#usecases tr", has_text="helpdesk")
+        await expect(row).to_contain_text("deploying")
+        await expect(seen.row("uc-helpdesk/1")).to_be_visible()
+        shown = (await seen.page.service.call("GET", "/api/usecases/deployments")).json()["items"]
+        assert [one["parameters"] for one in shown] == [{"front": "front:1", "gpus": 2}]
+        assert seen.complaints == []
+
+
+async def test_the_form_tells_why_a_use_case_is_refused(tmp_path: Path) -> None:
+    """A viewer sees what is deployed, and learns that they may not deploy."""
+    async with visit(tmp_path, "vic") as seen:
+        form = seen.tab.get_by_role("form", name="Deploy a use case")
+        await form.get_by_label("Template").select_option("chatbot")
+        await form.get_by_label("Name", exact=True).fill("helpdesk")
+        await form.get_by_label("Tenant").fill("acme")
+        await form.get_by_label("front").fill("front:1")
+        await form.get_by_role("button", name="Deploy").click()
+        await expect(seen.tab.locator("#deploy-text")).to_have_text("vic may not deploy use cases in tenant acme")
+        await expect(seen.tab.locator("#usecases-text")).to_have_text("None is deployed.")

@@ -22,9 +22,14 @@ export async function ask(path, token) {
   const response = await fetch(path, { headers: headers(token), cache: "no-store" });
   const text = await response.text();
   if (response.ok) return text;
+  throw new Error(problemText(text, response.status));
+}
+
+// Return what an answer tells that is no success: the detail of its problem.
+export function problemText(text, status) {
   let told = text.slice(0, 300);
   try { told = JSON.parse(text).detail ?? told; } catch { /* no problem details */ }
-  throw new Error(told || `The server answered ${response.status}.`);
+  return told || `The server answered ${status}.`;
 }
 
 // Show the state of the stream: live, lost, or that it needs a token.

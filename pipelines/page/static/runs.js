@@ -1,9 +1,10 @@
-// The page of runs: the list, and one run with its graph, its time line, and each step with its output and log.
+// The page of runs: the list, one run with its graph, its time line, and each step with its output and log; and use cases.
 // Texts reach the document as text alone (textContent, attributes); nothing is ever parsed as HTML.
 
 import { drawGraph, MARKS, recordsOf, showGraph, shownOf } from "./graph.js";
 import { make } from "./islands.js";
 import { follow, retry } from "./stream.js";
+import { readUsecases, showUsecases } from "./usecases.js";
 import { ageText, ask, byId, onToken, setText, showState, showTrouble, timeText } from "./words.js";
 
 const LOG_LINES = 200;
@@ -27,6 +28,7 @@ const address = (...parts) => parts.filter(Boolean).join("/");
 // ---- the list
 
 function takeLook(text) {
+  if (!state.look) readUsecases();
   state.look = JSON.parse(text);
   state.skew = Date.parse(state.look.now) - Date.now();
   const { active, left_out: left, now } = state.look;
@@ -244,5 +246,6 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", takeAddress);
 setInterval(() => { showList(); if (state.told && !state.told.completed_at) showTimes(); }, CLOCK_MILLISECONDS);
 
+showUsecases(() => state.token);
 follow("/page/runs/events", () => state.token, (kind, data) => ({ look: takeLook, trouble: showTrouble })[kind]?.(data), showState);
 takeAddress();
