@@ -136,6 +136,11 @@ class ApiClient:
             session=session,
         )
 
+    @property
+    def credentials(self) -> Credentials:
+        """Return address and identity, for connections that are no requests."""
+        return self._credentials
+
     async def close(self) -> None:
         """Close every connection; calls in flight end with Unanswered."""
         await self._session.close()
