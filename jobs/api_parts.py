@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, Protocol
 
-from fastapi import Depends, Path
+from fastapi import Depends, Path, Request
 from starlette.requests import HTTPConnection
 
 from atoll.jobs.costs.prices import PriceTable
