@@ -122,13 +122,13 @@ class PodExec:
     ) -> ExecResult:
         """Run a command in the first container of a pod of the job."""
         result = ExecResult()
+        connected = self._connected(record, command, pod, streams=("stdout", "stderr"))
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                async with self._connected(record, command, pod, streams=("stdout", "stderr")) as socket:
-                    async for message in socket:
-                        is_output = message.type is aiohttp.WSMsgType.BINARY and message.data
-                        if is_output and result.take(message.data[0], message.data[1:]):
-                            break
+            async with asyncio.timeout(timeout_seconds), connected as socket:
+                async for message in socket:
+                    is_output = message.type is aiohttp.WSMsgType.BINARY and message.data
+                    if is_output and result.take(message.data[0], message.data[1:]):
+                        break
         return result
 
     async def open_terminal(

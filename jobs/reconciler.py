@@ -452,15 +452,8 @@ class JobReconciler:
             version = record.version
             for one in planned:
                 changes: Mapping[str, Any] = one.changes
-                taken = take_step(
-                    session,
-                    record.id,
-                    one.step,
-                    now=now,
-                    message=_told(record, one, now),
-                    changes=changes,
-                    version=version,
-                )
+                told = _told(record, one, now)
+                taken = take_step(session, record.id, one.step, now=now, message=told, changes=changes, version=version)
                 version = taken.version
 
         await self._database.write(work)

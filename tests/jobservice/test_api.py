@@ -379,7 +379,13 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
         for suffix in ("", "/{job_id}", *("/{job_id}" + suffix for _, suffix in OF_ONE_JOB), "/{job_id}/exec")
-    } | {"/api/clusters", "/api/clusters/{cluster}", *(f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER)}
+    } | {
+        "/api/clusters",
+        "/api/clusters/{cluster}",
+        "/api/endpoints",
+        "/api/endpoints/{endpoint_id}",
+        *(f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER),
+    }
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
