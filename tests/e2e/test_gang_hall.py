@@ -336,3 +336,17 @@ def test_a_gang_that_is_made_anew_after_it_never_fitted_starts(hall: Hall) -> No
     hall.single("anew", gpus=8, where=where)
     hall.wait_bound("anew", 1)
     assert hall.api.get(f"{GANGS}/anew")["status"]["admissions"] == 1
+
+
+def test_a_gang_that_is_edited_after_it_never_fitted_starts(hall: Hall) -> None:
+    """Two machines in two racks cannot hold two members in one rack; once the rack is only preferred, they start."""
+    where = {"example.com/for": "edited"}
+    hall.add(2, "edited", lambda number: {BLOCK: "a", RACK: f"r{number}", **where})
+    hall.gang("edited", 2, gpus=8, topology={"mode": "required", "level": RACK})
+    hall.members("edited", range(2), nodeSelector=where)
+    hall.wait_reason("edited", "NeverFits")
+    pod_set = {"name": "workers", "count": 2, "topology": {"mode": "preferred", "level": RACK}}
+
+    hall.api.request("PATCH", f"{GANGS}/edited", {"spec": {"podSets": [pod_set]}}, content_type=MERGE_PATCH)
+
+    hall.wait_bound("edited", 2)
