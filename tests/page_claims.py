@@ -113,6 +113,12 @@ GANGS: Final = {
         "test_a_node_that_is_added_starts_a_waiting_gang test_hopeless_gangs_are_tried_ever_more_rarely "
         "test_a_finished_gang_stays_as_it_is"
     ),
+    "A running gang that lacks a member": (
+        "test_a_gang_hears_why_what_it_lacks_finds_no_place "
+        "test_a_gang_that_lacks_a_member_says_why_its_successor_waits "
+        "test_a_gang_hears_that_its_own_members_leave_no_room "
+        "test_deactivation_gives_everything_back_and_activation_starts_again"
+    ),
     "**Order.**": (
         "test_order_is_priority_then_age_then_name test_strict_order_keeps_later_gangs_waiting "
         "test_a_gang_behind_the_head_takes_what_the_head_cannot_use test_a_head_that_can_use_nothing_blocks_nobody "

@@ -525,6 +525,12 @@ async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> 
         await settled(running, lambda: is_let_go(made, second), seconds=16)
 
 
+def cordon(made: GangHarness, node: str) -> None:
+    """Cordon a node."""
+    found = made.server.objects[f"/api/v1/nodes/{node}"]
+    made.server.put(f"/api/v1/nodes/{node}", strip_version({**found, "spec": {"unschedulable": True}}))
+
+
 async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_path: Path) -> None:
     """The node of a failed member is cordoned: its successor goes elsewhere, and the status follows."""
     async with cluster("n1", "n2", "n3") as made, term(made, tmp_path) as running:
@@ -535,9 +541,7 @@ async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_pa
         made.run_all("g", 2)
         await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
         lost = made.pod("g-1")["spec"]["nodeName"]
-        node = made.server.objects[f"/api/v1/nodes/{lost}"]
-        metadata = {key: value for key, value in node["metadata"].items() if key != "resourceVersion"}
-        made.server.put(f"/api/v1/nodes/{lost}", {**node, "metadata": metadata, "spec": {"unschedulable": True}})
+        cordon(made, lost)
         made.end("g-1", "Failed")
         await settled(running, lambda: made.leases_of("g-1") == [])
         made.add_member("g", 2, gpus=8)
@@ -549,6 +553,27 @@ async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_pa
 
         await settled(running, lambda: lost not in hosts())
         assert hosts() == {"n1", "n2", "n3"} - {lost}
+
+
+async def test_a_gang_that_lacks_a_member_says_why_its_successor_waits(tmp_path: Path) -> None:
+    """The node of a failed member is cordoned and there is no other one: both the gang and the pod are told."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        made.add_gang("g", 2)
+        for number in range(2):
+            made.add_member("g", number, gpus=8)
+        await settled(running, lambda: made.reason("g") == "Admitted")
+        made.run_all("g", 2)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        lost = made.pod("g-1")["spec"]["nodeName"]
+        cordon(made, lost)
+        made.end("g-1", "Failed")
+        await settled(running, lambda: made.leases_of("g-1") == [])
+        made.add_member("g", 2, gpus=8)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-2") in running.notes.recorded)
+
+        (said,) = running.notes.notes_on(names.REASON_GANG_WAITING, "g-2")
+        assert said.startswith(f"fits when {lost} is uncordoned; now 1 of 1 members that it lacks find no place")
+        assert made.reason("g") == "Admitted"
 
 
 async def test_a_failed_member_is_replaced_in_its_rack(tmp_path: Path) -> None:

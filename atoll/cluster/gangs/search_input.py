@@ -23,7 +23,7 @@ from atoll.cluster.gangs.readiness import minimum_of
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.spread import SPREAD, has_spread_labels, strict_constraints
@@ -105,9 +105,9 @@ class PlacementSnapshot:
         return replace(self, nodes=nodes, cells=cells, pods_on={}, free=free, last=last)
 
     def withheld(self, name: str) -> str:
-        """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
+        """Return what would have to change so that all of a node counts that can be told; empty for nothing."""
         node, devices = self.nodes.get(name), self.devices.get(name)
-        if node is None or devices is None:
+        if node is None or (devices is None and host_fit.opened(node) == node):
             return ""
         cell = self.cells.get(name)
         return missing_fact(NodeFacts(node, devices, cell.free if cell is not None else None))
@@ -133,23 +133,35 @@ class PlacementSnapshot:
         return replace(self, cells=cells, pool=ReservedPool(reservation, positions))
 
 
-def unreported_nodes(
+def unknown_nodes(
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
     node_domains: NodeDomains,
     cluster: PlacementSnapshot,
 ) -> tuple[str, ...]:
-    """Return the nodes that may have GPUs for a member and of which no report is known.
+    """Return the nodes that may have GPUs for a member: no report of them is known, or it leaves out what matters.
 
-    A node may have GPUs where the topology of the gang covers it, or where it says so by a label or a resource.
+    A node without a report may have GPUs where the topology of the gang covers it, or where it says so by a label or a
+    resource.
     """
-    templates = [one.pod for one in {one.pod_set: one for one in chosen if one.uid in requests}.values()]
-    names_ = (name for name in sorted(node_domains.paths) if name in cluster.nodes and name not in cluster.devices)
+    templates = {one.pod_set: one for one in chosen if one.uid in requests}.values()
+    kinds = [(requests[one.uid], one.pod) for one in templates]
+
+    def may_serve(name: str, request: Request) -> bool:
+        devices = cluster.devices.get(name)
+        if devices is None:
+            return bool(node_domains.levels) or host_fit.may_have_gpus(cluster.nodes[name])
+        groups = device_groups(devices.shape, request)
+        return isinstance(groups, Rejection) and groups.verdict is Verdict.UNKNOWN
+
     return tuple(
         name
-        for name in names_
-        if (node_domains.levels or host_fit.may_have_gpus(cluster.nodes[name]))
-        and any(not host_fit.node_reason(pod, host_fit.opened(cluster.nodes[name])) for pod in templates)
+        for name in sorted(node_domains.paths)
+        if name in cluster.nodes
+        and any(
+            may_serve(name, request) and not host_fit.node_reason(pod, host_fit.opened(cluster.nodes[name]))
+            for request, pod in kinds
+        )
     )
 
 
