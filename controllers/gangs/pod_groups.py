@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
-from atoll.cluster.gangs.membership import ONLY_SET, GangKey, has_gate, set_names
-from atoll.cluster.gangs.pod_groups import PodGroup, conflict, gang_spec, group_name, refusal
+from atoll.cluster.gangs.membership import ONLY_SET, GangKey, MemberStage, has_gate, set_names, stage_of
+from atoll.cluster.gangs.pod_groups import PodGroup, conflict, gang_spec, group_of, outsider, refusal
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.errors import NotFound
@@ -37,7 +37,12 @@ def pod_set_counts(members: Sequence[Pod]) -> dict[str, int] | None:
 
 def waiting_group(members: Sequence[Pod]) -> str:
     """Return the PodGroup of the pods that wait behind Atoll's gate; empty for none."""
-    return group_name(pod for pod in members if has_gate(pod) and pod.metadata.deletion_timestamp is None)
+    return max((group_of(pod) for pod in members if has_gate(pod)), default="")
+
+
+def _living(members: Sequence[Pod]) -> list[Pod]:
+    """Return the pods without those that failed or are being deleted, which have successors."""
+    return [pod for pod in members if stage_of(pod) not in {MemberStage.FAILED, MemberStage.ENDING}]
 
 
 class PodGroupGangs:
@@ -52,7 +57,8 @@ class PodGroupGangs:
         group = await self._read(key)
         if group is None or not group.min_count:
             return f"there is no PodGroup {key[1]!r} of policy gang; create it, or a GpuGang of this name"
-        refused = refusal(group, priority=members[0].spec.priority)
+        members = _living(members)
+        refused = refusal(group, priority=members[0].spec.priority) or outsider(members, key[1])
         if refused:
             return refused
         if len(members) < group.min_count:
@@ -70,7 +76,7 @@ class PodGroupGangs:
             "annotations": {names.GANG_MADE_FOR: POD_GROUP + group.metadata.uid},
             "ownerReferences": [owner],
         }
-        spec = gang_spec(group, counts)
+        spec = gang_spec(group, counts, len(members))
         return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": spec}
 
     async def follow(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
@@ -80,13 +86,15 @@ class PodGroupGangs:
         if group is None or not group.min_count:
             self._cache.group_conflicts.pop(key, None)
             return False
-        if gang.metadata.annotations.get(names.GANG_MADE_FOR) != POD_GROUP + group.metadata.uid:
-            self._cache.group_conflicts[key] = conflict(group, gang)
+        members = _living(members)
+        is_made = gang.metadata.annotations.get(names.GANG_MADE_FOR) == POD_GROUP + group.metadata.uid
+        self._cache.group_conflicts[key] = outsider(members, key[1]) or ("" if is_made else conflict(group, gang))
+        if not is_made:
             return False
         known = {pod_set.name: pod_set.count for pod_set in gang.spec.pod_sets}
-        found = pod_set_counts([pod for pod in members if pod.metadata.deletion_timestamp is None]) or {}
+        found = pod_set_counts(members) or {}
         counts = {name: max(known.get(name, 0), found.get(name, 0)) for name in known | found}
-        spec = gang_spec(group, counts)
+        spec = gang_spec(group, counts, len(members))
         wanted = {one["name"]: one["count"] for one in spec["podSets"]}
         if (spec["minMember"], wanted) == (gang.spec.min_member, known):
             return False

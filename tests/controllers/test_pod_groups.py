@@ -65,3 +65,30 @@ async def test_a_written_gang_that_contradicts_its_group_waits(tmp_path: Path) -
         assert made.held() == 0
         put_group(made, 2)
         await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(3)), seconds=16)
+
+
+async def test_a_member_that_failed_counts_for_nobody(tmp_path: Path) -> None:
+    """A Job keeps its failed pod beside the successor: the gang needs and counts no more members than before."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 2, disruptionMode={"all": {}})
+        for number in range(2):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+        made.run_all("g", 2)
+        made.end("g-1", "Failed")
+        made.add_member("g", 2, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-2"))
+        assert counts(made) == (2, 2)
+
+
+async def test_a_member_outside_of_the_group_keeps_the_gang_waiting(tmp_path: Path) -> None:
+    """kube-scheduler does not count it, so Atoll does not start the gang with it."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 2)
+        made.add_member("g", 0, **MEMBER)
+        made.add_member("g", 1)
+        await settled(running, lambda: "is not of PodGroup 'g'" in " ".join(running.notes.texts))
+        assert f"{GANGS}/g" not in made.server.objects
+        made.add_gang("g", 2)
+        await settled(running, lambda: "is not of PodGroup 'g'" in str(made.gang("g").get("status")))
+        assert made.held() == 0

@@ -88,14 +88,26 @@ def refusal(group: PodGroup, *, priority: int) -> str:
     return ""
 
 
-def group_name(found: Iterable[Pod]) -> str:
-    """Return the PodGroup that the first of these pods belongs to; empty for none."""
-    pod = min(found, key=lambda pod: pod.metadata.name, default=None)
-    return pod.spec.scheduling_group.get("podGroupName", "") if pod is not None else ""
+def group_of(pod: Pod) -> str:
+    """Return the PodGroup that the pod belongs to; empty for none."""
+    return pod.spec.scheduling_group.get("podGroupName", "")
 
 
-def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return minMember, podSets and topology of the GpuGang for a group with so many pods of each pod set.
+def outsider(members: Iterable[Pod], group: str) -> str:
+    """Return why a member that is not of the PodGroup keeps the gang from starting; empty for none: kube-scheduler does
+    not count it, and would leave members waiting that hold GPUs."""
+    pod = min((one for one in members if group_of(one) != group), key=lambda one: one.metadata.name, default=None)
+    if pod is None:
+        return ""
+    return (
+        f"pod {pod.metadata.name} names the gang, and is not of PodGroup {group!r}; set spec.schedulingGroup on it, or "
+        "remove the annotation"
+    )
+
+
+def gang_spec(group: PodGroup, counts: Mapping[str, int], present: int) -> dict[str, Any]:
+    """Return minMember, podSets and topology of the GpuGang for a group that has had so many pods of each pod set, and
+    has `present` pods now.
 
     Groups have no upper bound, so the gang grows with its pods. If all may only be disrupted together, all are needed.
     """
@@ -107,7 +119,7 @@ def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:
     levels = constraints.topology if constraints is not None else ()
     topology = {"topology": {"mode": "required", "level": levels[0].key}} if levels else {}
     return {
-        "minMember": max(group.min_count, sum(counts.values())) if is_one else group.min_count,
+        "minMember": max(group.min_count, present) if is_one else group.min_count,
         "podSets": pod_sets,
         **topology,
     }
