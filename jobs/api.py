@@ -6,11 +6,10 @@ authenticate the caller, find the job and check that the caller may see it, chec
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final
-from uuid import uuid4
 
 import structlog
 from fastapi import FastAPI, Header, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
@@ -26,15 +25,26 @@ from atoll.jobs.words import JobType, Priority, SourceType
 from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.accounts import resume_within
-from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster, parts_of
+from jobs.api_parts import (
+    DOCUMENT_TYPES,
+    ApiParts,
+    Caller,
+    Cluster,
+    Parts,
+    check_any_cluster,
+    check_media_type,
+    parts_of,
+)
 from jobs.asking import OneJob, PageNumber, PageSize
-from jobs.audit import AuditEntry, action_of, entry_of
+from jobs.audit import AuditEntry, action_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
 from jobs.cluster_api import add_cluster_routes
-from jobs.creating import creation_of
+from jobs.creating import created_job
+from jobs.endpoint_routes import add_endpoint_routes
 from jobs.errors import JobServiceError
 from jobs.exec_routes import add_exec_routes
+from jobs.offer_routes import add_offer_routes
 from jobs.page.gpus import add_gpu_routes
 from jobs.page.routes import add_page_routes
 from jobs.pod_logs import NoPods
@@ -68,7 +78,6 @@ log = structlog.get_logger(__name__)
 JOBS: Final = "/api/clusters/{cluster}/jobs"
 JOB: Final = JOBS + "/{job_id}"
 TAIL_MAX: Final = 100_000
-JOB_MEDIA_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -104,6 +113,8 @@ def build_api(parts: ApiParts) -> FastAPI:
     add_queue_routes(app)
     add_cluster_routes(app)
     add_gpu_routes(app)
+    add_endpoint_routes(app)
+    add_offer_routes(app)
     add_page_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
@@ -128,23 +139,9 @@ async def submit(
     In cluster auto the service chooses the cluster, and the job shows the score sheet of that choice.
     """
     await check_any_cluster(cluster, parts)
-    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type not in JOB_MEDIA_TYPES:
-        detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
-        raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
-    now, job_id = parts.now(), str(uuid4())
+    check_media_type(request, what="job")
     submission = Submission(await request.body(), caller, idempotency_key)
-    try:
-        creation = await creation_of(parts, submission, cluster, now)
-    except ApiRefusal as refusal:
-        if refusal.problem.status == 403:
-            extra = {"detail": refusal.problem.detail}
-            entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
-            await parts.audit.note(entry)
-        raise
-    record, is_new = await parts.database.write(lambda session: creation(session, job_id))
-    await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
-    parts.wake(record.id)
+    record, is_new = await created_job(parts, submission, cluster)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"{JOBS.format(cluster=record.cluster_id)}/{record.id}"
     return view_of(record)
@@ -308,7 +305,7 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | WebSocketRequestValidationError)
     faults = [
         FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=str(one["msg"]))
         for one in error.errors()
@@ -351,6 +348,7 @@ _HANDLERS: Final = {
     JobServiceError: _on_error,
     IllegalStep: _on_error,
     RequestValidationError: _on_invalid,
+    WebSocketRequestValidationError: _on_invalid,
     HTTPException: _on_http,
     OperationalError: _on_database,
 }
@@ -371,7 +369,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     schemas["Job"]["patternProperties"] = {"^ext_ml_": {"description": "an attribute, which may also be given here"}}
     for path, method, model in ((JOBS, "post", Job), (QUEUES, "put", QueueFile)):
         body = {"$ref": f"#/components/schemas/{model.__name__}"}
-        content = {media_type: {"schema": body} for media_type in JOB_MEDIA_TYPES[:2]}
+        content = {media_type: {"schema": body} for media_type in DOCUMENT_TYPES[:2]}
         told["paths"][path][method]["requestBody"] = {"required": True, "content": content}
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)

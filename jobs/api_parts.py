@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 
 from fastapi import Depends, Path, Request
+from starlette.requests import HTTPConnection
 
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller
@@ -27,6 +28,8 @@ from jobs.settings import AccessRules, JobServiceSettings
 from jobs.store import AUTO
 
 Cluster = Annotated[str, Path(max_length=63)]
+DOCUMENT_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
+"""Media types of bodies that are documents; the last one is an old name."""
 
 
 class ApiLinks(Protocol):
@@ -61,13 +64,13 @@ class ApiParts:
     wake: Callable[[str], None]
 
 
-def parts_of(request: Request) -> ApiParts:
+def parts_of(request: HTTPConnection) -> ApiParts:
     """Return the application's dependencies."""
     found: ApiParts = request.app.state.parts
     return found
 
 
-async def caller_of(request: Request) -> JobCaller:
+async def caller_of(request: HTTPConnection) -> JobCaller:
     """Return the caller, with their grants. Raises ApiRefusal."""
     parts = parts_of(request)
     found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
@@ -98,3 +101,11 @@ async def check_any_cluster(cluster: str, parts: ApiParts) -> None:
     """Raise ApiRefusal for an unknown cluster; auto stands for all clusters."""
     if cluster != AUTO:
         await check_cluster(cluster, parts)
+
+
+def check_media_type(request: Request, *, what: str) -> None:
+    """Raise ApiRefusal unless the body is a document."""
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type not in DOCUMENT_TYPES:
+        detail = f"send the {what} as {' or '.join(DOCUMENT_TYPES[:2])}"
+        raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))

@@ -3,12 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from uuid import uuid4
 
 from sqlalchemy.orm import Session
 
 from atoll.jobs.costs.estimates import estimate, kind_of
+from atoll.jobs.permissions import AccessAnswer, JobPermission
 from jobs.accounts import learned
 from jobs.api_parts import ApiParts
+from jobs.audit import AuditEntry, action_of, entry_of
+from jobs.problems import ApiRefusal
 from jobs.records import JobRecord
 from jobs.store import create_job
 from jobs.submission import Submission, accepted_job, placed_job
@@ -29,3 +33,23 @@ async def creation_of(parts: ApiParts, submission: Submission, cluster: str, now
         return create_job(session, priced, now, job_id=job_id)
 
     return create
+
+
+async def created_job(parts: ApiParts, submission: Submission, cluster: str) -> tuple[JobRecord, bool]:
+    """Record a submitted job and audit that; return it and whether it is new. `cluster`: its name, or auto.
+
+    Raises ApiRefusal.
+    """
+    caller = submission.caller
+    try:
+        creation = await creation_of(parts, submission, cluster, parts.now())
+    except ApiRefusal as refusal:
+        if refusal.problem.status == 403:
+            extra = {"detail": refusal.problem.detail}
+            entry = AuditEntry(caller.name, action_of(JobPermission.CREATE), AccessAnswer.REFUSED, "", "", extra=extra)
+            await parts.audit.note(entry)
+        raise
+    record, is_new = await parts.database.write(lambda session: creation(session, str(uuid4())))
+    await parts.audit.note(entry_of(record, caller.name, JobPermission.CREATE, AccessAnswer.ALLOWED))
+    parts.wake(record.id)
+    return record, is_new

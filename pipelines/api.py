@@ -20,8 +20,7 @@ from atoll.ml.envelope import WorkflowEnvelope, parse
 from atoll.pipelines.documents import parse_pipeline
 from atoll.pipelines.model import ENTRIES_MAX, Pipeline
 from atoll.pipelines.workflows import Runners, WorkflowMistake, pipeline_of_workflow
-from jobs.api import JOB_MEDIA_TYPES
-from jobs.api_parts import ApiParts, Caller, Parts
+from jobs.api_parts import DOCUMENT_TYPES, ApiParts, Caller, Parts, check_media_type
 from jobs.asking import PageNumber, PageSize
 from jobs.audit import AuditEntry
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem, response_of
@@ -84,7 +83,7 @@ class RunBody(BaseModel):
 def add_pipelines(app: FastAPI, functions: Mapping[str, Function], runners: Runners) -> None:
     """Add the routes. `functions`: the registered ones; `runners`: what runs each type of envelope."""
     app.state.functions, app.state.runners = frozenset(functions), runners
-    content = {one: {"schema": {"type": "object"}} for one in JOB_MEDIA_TYPES[:2]}
+    content = {one: {"schema": {"type": "object"}} for one in DOCUMENT_TYPES[:2]}
     app.post(
         PIPELINES,
         status_code=201,
@@ -177,10 +176,7 @@ def _refused(caller: JobCaller, permission: JobPermission, name: str) -> ApiRefu
 
 async def apply(request: Request, response: Response, parts: Parts, caller: Caller) -> PipelineView:
     """Record a pipeline, or change the one of that name in the tenant. An envelope of a workflow becomes a pipeline."""
-    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type not in JOB_MEDIA_TYPES:
-        detail = f"send the pipeline as {' or '.join(JOB_MEDIA_TYPES[:2])}"
-        raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
+    check_media_type(request, what="pipeline")
     pipeline = _parsed(await request.body(), request, parts)
     tenant = _tenant(pipeline, caller)
     whose = JobOwnership(tenant, pipeline.project_id, caller.name)

@@ -19,6 +19,7 @@ from pipelines.api import add_pipelines
 from pipelines.engine import PipelineEngine
 from pipelines.firing import TriggerKeeper
 from pipelines.outgoing import OutgoingClient
+from pipelines.page.routes import add_runs_page
 from pipelines.performing import Function, StepParts
 from pipelines.records import migrate_pipelines
 from pipelines.trigger_api import add_triggers
@@ -51,6 +52,7 @@ class PipelineService:
         add_pipelines(app, self._functions, self._runners)
         add_triggers(app)
         add_usecases(app, self._templates)
+        add_runs_page(app)
 
     async def lead(self) -> None:
         """Run pipelines, fire triggers and remove deleted use cases until cancelled."""

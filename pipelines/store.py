@@ -137,17 +137,24 @@ def page_by_name(
     """Return a page of records that have a tenant, a project and a name, by name. `scopes`: as of `list_pipelines`."""
     where: list[ColumnElement[bool]] = []
     if scopes is not None:
-        seen: ColumnElement[bool] = kind.id.is_(None)
-        for tenant, project in scopes:
-            one = kind.tenant_id == tenant
-            seen = seen | (one if project is None else one & (kind.project_id == project))
-        where.append(seen)
+        where.append(within(kind, scopes))
     if name is not None:
         where.append(kind.name == name)
     total = session.scalar(select(func.count()).select_from(kind).where(*where)) or 0
     size = min(page_size, PAGE_SIZE_MAX)
     by_name = select(kind).where(*where).order_by(kind.name, kind.id)
     return PipelinePage(session.scalars(by_name.offset((page - 1) * size).limit(size)).all(), total)
+
+
+def within(
+    kind: type[PipelineRecord] | type[DeploymentRecord], scopes: Sequence[tuple[str, str | None]]
+) -> ColumnElement[bool]:
+    """Return the condition that a record is in one of the scopes, which are (tenant, project)."""
+    seen: ColumnElement[bool] = kind.id.is_(None)
+    for tenant, project in scopes:
+        one = kind.tenant_id == tenant
+        seen = seen | (one if project is None else one & (kind.project_id == project))
+    return seen
 
 
 # Runs

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from atoll.pipelines.words import RunState, SkipCause, StepState
+from atoll.pipelines.graph import PipelineGraph
+from atoll.pipelines.model import Pipeline
+from atoll.pipelines.words import RunState, SkipCause, StepState, StepType
 from pipelines.notifying import MessageState
 from pipelines.records import MessageRecord, PipelineRecord, RunRecord, StepRecord
 
@@ -49,6 +51,15 @@ class StepView(BaseModel):
     duration_seconds: float | None
 
 
+class GraphStepView(BaseModel):
+    """One step of the document."""
+
+    name: str
+    step_type: StepType
+    depends_on: list[str]
+    owners: Annotated[list[str], Field(description="condition, parallel and loop steps that name it")]
+
+
 class RunView(BaseModel):
     """One run, and its steps unless it is one of a list."""
 
@@ -66,6 +77,7 @@ class RunView(BaseModel):
     started_at: datetime | None
     completed_at: datetime | None
     steps: list[StepView]
+    graph: Annotated[list[GraphStepView], Field(description="the steps as the pipeline had them; empty in a list")]
 
 
 class MessageView(BaseModel):
@@ -127,7 +139,21 @@ def run_view(record: RunRecord, steps: Sequence[StepRecord] = ()) -> RunView:
         started_at=record.started_at,
         completed_at=record.ended_at,
         steps=[_step_view(one) for one in steps],
+        graph=_graph_view(record) if steps else [],
     )
+
+
+def _graph_view(record: RunRecord) -> list[GraphStepView]:
+    graph = PipelineGraph(Pipeline.model_validate(record.document))
+    return [
+        GraphStepView(
+            name=one.name,
+            step_type=one.step_type,
+            depends_on=list(one.depends_on),
+            owners=[owner.name for owner in graph.owners.get(one.name, ())],
+        )
+        for one in graph.pipeline.steps
+    ]
 
 
 def message_view(record: MessageRecord) -> MessageView:

@@ -6,6 +6,7 @@ elsewhere.
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 CONTENT_SECURITY_POLICY: Final = (
@@ -32,9 +33,13 @@ _KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascri
 
 def page_files(own: Path, page: str) -> PageFiles:
     """Return the files of a page: those of its folder, of which `page` is served at /, and those that pages share."""
-    shared = Path(__file__).parent / "static"
-    found = sorted(path for folder in (shared, own) for path in folder.iterdir() if path.suffix in _KINDS)
-    return {"/" if path.name == page else f"/{path.name}": (path, _KINDS[path.suffix]) for path in found}
+    return files_of(Path(__file__).parent / "static") | files_of(own, {page: "/"})
+
+
+def files_of(folder: Path, paths: Mapping[str, str] = MappingProxyType({})) -> dict[str, tuple[Path, str]]:
+    """Return the files of a folder. `paths`: by file, where it is served instead of at its own name."""
+    found = sorted(path for path in folder.iterdir() if path.suffix in _KINDS)
+    return {paths.get(path.name, f"/{path.name}"): (path, _KINDS[path.suffix]) for path in found}
 
 
 def event(kind: str, data: bytes) -> bytes:

@@ -351,7 +351,7 @@ def test_files_load_nothing_from_elsewhere_and_hold_no_inline_code() -> None:
         assert addresses == set(), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), path
         assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", text), path
-    assert set(FILES) == {"/", "/page.js", "/page.css", "/islands.js", "/stream.js", "/icon.svg"}
+    assert set(FILES) == {"/", "/page.js", "/page.css", "/islands.js", "/stream.js", "/words.js", "/icon.svg"}
 
 
 @pytest.mark.parametrize(

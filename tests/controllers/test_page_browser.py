@@ -1,26 +1,22 @@
 """The page in a real browser: Debian's Chromium reads, clicks and types as people do."""
 
 import itertools
-import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
-from playwright.async_api import Page as Tab
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
 from atoll.api import names
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.authorization import PathAuthorizer
 from atoll.service.clock import SystemClock
-from devcluster.build import report_to_stderr
-from devcluster.paths import cache_root
-from devcluster.system_programs import find_browser
+from tests.browsing import Visit, visiting
 from tests.builders import make_pod
 from tests.controllers.page_harness import Page, served
 from tests.controllers.test_page import HOSTILE, PageReviews, busy
@@ -38,40 +34,27 @@ class StageClock(SystemClock):
         return datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-@dataclass
-class Visit:
-    """One tab on a page, and everything that the browser complained about or asked for."""
+@dataclass(kw_only=True)
+class ClusterVisit(Visit):
+    """A tab on the page of a cluster."""
 
-    tab: Tab
     page: Page
-    complaints: list[str] = field(default_factory=list)
-    urls: list[str] = field(default_factory=list)
 
     def gpu(self, node: str, device_id: int) -> Any:
         return self.tab.locator(f"button[data-node='{node}'][data-gpu='{device_id}']")
 
 
 @asynccontextmanager
-async def visit(snapshot: ClusterSnapshot, **options: Any) -> AsyncIterator[Visit]:
-    """Open the page of a cluster; afterwards nothing was complained about, and nobody else was asked for anything."""
-    browser = find_browser(cache_root(), report=report_to_stderr)
-    async with served(snapshot, StageClock(), **options) as page, async_playwright() as playwright:
-        environment: dict[str, str | float | bool] = {**os.environ, **browser.environment}
-        chromium = await playwright.chromium.launch(
-            executable_path=browser.program, env=environment, args=["--no-sandbox"]
-        )
-        visit = Visit(await chromium.new_page(viewport={"width": 1100, "height": 900}), page)
-        visit.tab.on("console", lambda message: visit.complaints.append(message.text))
-        visit.tab.on("pageerror", lambda error: visit.complaints.append(str(error)))
-        visit.tab.on("dialog", lambda dialog: visit.complaints.append(dialog.message))
-        visit.tab.on("request", lambda request: visit.urls.append(request.url))
-        await visit.tab.goto(page.url("/"))
-        yield visit
-        await chromium.close()
-        assert [url for url in visit.urls if not url.startswith(page.url("/"))] == []
+async def visit(snapshot: ClusterSnapshot, **options: Any) -> AsyncIterator[ClusterVisit]:
+    """Open the page of a cluster."""
+    async with (
+        served(snapshot, StageClock(), **options) as page,
+        visiting(page.url("/"), "", lambda tab: ClusterVisit(tab, page=page)) as seen,
+    ):
+        yield seen
 
 
-async def see_change(visit: Visit, snapshot: ClusterSnapshot) -> None:
+async def see_change(visit: ClusterVisit, snapshot: ClusterSnapshot) -> None:
     """Let the cluster become another, and look at it at once."""
     visit.page.mirror.become(snapshot)
     visit.page.refresher.refreshed_seconds = -1e9

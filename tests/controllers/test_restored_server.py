@@ -44,7 +44,8 @@ LISTED_AGAIN = {
     Ledger: {"_holds", "_reports", "leases", "unreadable_leases", "pods", "malformed_pods", "nodes", "uncounted"},
     ClusterMirror: {
         "ledger", "reports", "pods", "nodes", "leases", "heartbeats", "claims", "node_statuses", "reservations",
-        "gangs", "topologies", "volumes", "volume_claims", "storage_classes", "namespaces",
+        "gangs", "topologies", "volumes", "volume_claims", "storage_classes", "csi_nodes", "csi_drivers",
+        "capacities", "namespaces",
     },
     ControllerManager: {"mirror", "terminations"},
 }  # fmt: skip

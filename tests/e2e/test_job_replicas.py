@@ -1,18 +1,25 @@
 """Two replicas of the job service over a real PostgreSQL and a real control plane: both answer, one leads."""
 
+import json
 import os
+import signal
 import socket
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from atoll.kube.election import EXIT_STATUS_OVERRUN
 from devcluster import DevCluster, DevNodeSpec
-from tests.e2e.running_service import NAMESPACE, RunningService, wait
+from tests.e2e.running_service import NAMESPACE, WAIT_SECONDS, RunningService, wait
 from tests.fakes.postgres import postgres
 from tests.jobs.test_job_examples import EXAMPLES
+from tests.pipelineservice.call_server import CallServer
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +33,8 @@ class ServiceReplica(RunningService):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        super().__init__(cluster, folder, database=database, health_port=port)
+        options = ("--outgoing-hosts", '["127.0.0.1"]')
+        super().__init__(cluster, folder, database=database, health_port=port, options=options)
 
     def metric(self, name: str) -> float:
         """Return a metric of this replica; -1 while it does not answer."""
@@ -62,10 +70,15 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
                 one.kill()
 
 
+def leader_first(replicas: Sequence[ServiceReplica]) -> tuple[ServiceReplica, ...]:
+    """Return the replicas, the leader first; nothing unless exactly one leads."""
+    found = tuple(sorted(replicas, key=lambda one: not one.leads()))
+    return found if [one.leads() for one in found] == [True, False] else ()
+
+
 def test_both_answer_one_leads_and_the_other_takes_over(replicas: tuple[ServiceReplica, ServiceReplica]) -> None:
     """A job that the standby was given runs; when the leader is killed, the other goes on with the same Job."""
-    wait(lambda: sum(one.leads() for one in replicas) == 1, "one leader")
-    leader, standby = sorted(replicas, key=lambda one: not one.leads())
+    leader, standby = wait(lambda: leader_first(replicas), "one leader")
     standby.submit("steady", "sleep 1000")
     leader.wait("steady", "running")
     uid = ("get", "job", "steady", "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}")
@@ -96,3 +109,90 @@ def test_a_key_makes_one_job_whichever_replica_is_asked(replicas: tuple[ServiceR
 
     assert told == {"created", "unchanged"}
     assert len([one for one in replicas[0].objects("once") if one.startswith("job")]) == 1
+
+
+HELD = "trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.2; done"
+
+
+def held_pipeline(name: str, server: str) -> dict[str, Any]:
+    """Return a pipeline that calls a server before and after two jobs, which run until they are told to go."""
+    call = {"method": "POST", "url": server, "body": {}}
+    job = {"job_type": "batch", "container": {"image": "localhost/busybox:1", "command": ["/bin/sh", "-c", HELD]}}
+    return {
+        "name": name,
+        "steps": [
+            {"name": "before", "step_type": "api_call", "config": call},
+            *(
+                {"name": one, "step_type": "job", "depends_on": ["before"], "config": {**job}}
+                for one in ("left", "right")
+            ),
+            {"name": "after", "step_type": "api_call", "depends_on": ["left", "right"], "config": call},
+            {"name": "end", "step_type": "wait", "depends_on": ["after"], "config": {"duration": "1s"}},
+        ],
+    }
+
+
+def run_of(service: ServiceReplica, name: str) -> Any:
+    """Return the newest run of a pipeline."""
+    return json.loads(service.atoll("pipeline", "show", name, "-o", "json"))
+
+
+def pods_of(service: ServiceReplica, name: str) -> list[str]:
+    """Return the pods of the jobs of a pipeline that run."""
+    listed = ("get", "pods", "-n", NAMESPACE, "--field-selector=status.phase=Running", "-o", "name")
+    words = service.cluster.kubectl(*listed, check=True).stdout.split()
+    return [one for one in words if one.startswith(f"pod/{name}-")]
+
+
+def begin_held(service: ServiceReplica, name: str, server: str) -> None:
+    """Begin a run, and wait until both its jobs run."""
+    file = service.folder / f"{name}.json"
+    file.write_text(json.dumps(held_pipeline(name, server)))
+    service.atoll("pipeline", "apply", "-f", str(file))
+    service.atoll("pipeline", "run", name)
+    wait(lambda: len(pods_of(service, name)) == 2, "both jobs to run")
+
+
+def let_go(service: ServiceReplica, name: str) -> dict[str, str]:
+    """Let the jobs of a run end, wait for its end; return the state of each step and how often it was tried."""
+    for pod in pods_of(service, name):
+        service.cluster.kubectl("exec", "-n", NAMESPACE, pod, "--", "touch", "/tmp/go", check=True)
+    run = wait(lambda: (found := run_of(service, name))["completed_at"] and found, "the run to end")
+    assert run["status"] == "succeeded", run["message"]
+    return {one["name"]: f"{one['status']}, try {one['attempt']}" for one in run["steps"]}
+
+
+ONCE = dict.fromkeys(("before", "left", "right", "after", "end"), "succeeded, try 1")
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_run_goes_on_when_its_leader_does_not(
+    replicas: tuple[ServiceReplica, ServiceReplica], blow: signal.Signals
+) -> None:
+    """The standby takes the run over and ends it. A leader that was only stopped ends itself when it wakes up, and does
+    nothing again: each call was made once, and each job exists once."""
+    name = blow.name.lower()
+    leader, standby = wait(lambda: leader_first(replicas), "one leader")
+    with CallServer() as server:
+        begin_held(leader, name, server.url)
+        assert leader.process is not None
+        leader.process.send_signal(blow)
+        struck = time.monotonic()
+        wait(standby.leads, "the standby to lead")
+        took_over = time.monotonic() - struck
+        states = let_go(standby, name)
+        leader.process.send_signal(signal.SIGCONT)
+        status = leader.process.wait(WAIT_SECONDS)
+        leader.start()
+        wait(lambda: leader.metric("atoll_jobs_leading") == 0.0, "the old leader to stand by")
+        begin_held(leader, f"{name}-later", server.url)
+        later = let_go(leader, f"{name}-later")
+        keys = Counter(server.calls)
+    print(f"{blow.name}: the standby led after {took_over:.1f} s")
+    jobs = standby.cluster.kubectl("get", "jobs", "-n", NAMESPACE, "-o", "name", check=True).stdout.split()
+
+    assert status == (EXIT_STATUS_OVERRUN if blow is signal.SIGSTOP else -blow)
+    assert states == later == ONCE
+    assert sorted(keys.values()) == [1, 1, 1, 1]
+    assert len([one for one in jobs if one.startswith(f"job.batch/{name}-")]) == 4
+    assert standby.leads()

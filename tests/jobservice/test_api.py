@@ -171,6 +171,7 @@ OF_ONE_JOB = [
     ("POST", "/resume"),
     ("GET", "/cost"),
     ("GET", "/gpus"),
+    ("GET", "/topology-offer"),
 ]
 
 
@@ -214,11 +215,11 @@ async def test_jobs_of_others_are_as_if_they_were_not_there(
 @pytest.mark.parametrize(
     ("by", "statuses"),
     [
-        pytest.param("ann", [200, 202, 409, 200, 200, 200, 409, 200, 200], id="the owner"),
-        pytest.param("amy", [200, 202, 409, 200, 200, 200, 409, 200, 200], id="an admin"),
-        pytest.param("ops", [200, 202, 409, 200, 200, 200, 409, 200, 200], id="an operator"),
-        pytest.param("two", [200, 403, 403, 200, 200, 403, 403, 200, 200], id="another member"),
-        pytest.param("vic", [200, 403, 403, 200, 403, 403, 403, 200, 200], id="a viewer"),
+        pytest.param("ann", [200, 202, 409, 200, 200, 200, 409, 200, 200, 200], id="the owner"),
+        pytest.param("amy", [200, 202, 409, 200, 200, 200, 409, 200, 200, 200], id="an admin"),
+        pytest.param("ops", [200, 202, 409, 200, 200, 200, 409, 200, 200, 200], id="an operator"),
+        pytest.param("two", [200, 403, 403, 200, 200, 403, 403, 200, 200, 200], id="another member"),
+        pytest.param("vic", [200, 403, 403, 200, 403, 403, 403, 200, 200, 200], id="a viewer"),
     ],
 )
 async def test_roles_of_one_tenant(service: JobService, by: str, statuses: list[int]) -> None:
@@ -378,7 +379,13 @@ async def test_the_description_is_whole(service: JobService) -> None:
     assert set(description["paths"]) == {
         JOBS.replace("local", "{cluster}") + suffix
         for suffix in ("", "/{job_id}", *("/{job_id}" + suffix for _, suffix in OF_ONE_JOB), "/{job_id}/exec")
-    } | {"/api/clusters", "/api/clusters/{cluster}", *(f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER)}
+    } | {
+        "/api/clusters",
+        "/api/clusters/{cluster}",
+        "/api/endpoints",
+        "/api/endpoints/{endpoint_id}",
+        *(f"/api/clusters/{{cluster}}/{rest}" for rest in OF_THE_CLUSTER),
+    }
     schemas = description["components"]["schemas"]
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)

@@ -13,7 +13,7 @@ from atoll.jobs.states import JobStep
 from atoll.service.pages import PAGE_HEADERS
 from jobs.page import routes
 from jobs.page.board import ACTIVE_MAX
-from jobs.page.routes import FILES, looks
+from jobs.page.routes import FILES, JOBS_BOARD, looks
 from tests.jobservice.page_harness import JobsPage, jobs_page
 from tests.jobservice.service import JOBS
 
@@ -88,7 +88,7 @@ async def test_a_database_that_is_gone_is_said_and_its_return_too(
     async def gone(_work: object) -> object:
         raise OperationalError("", {}, Exception("gone"))
 
-    told = looks(parts, ANN)
+    told = looks(parts, ANN, JOBS_BOARD)
     monkeypatch.setattr(parts.database, "read", gone)
     found.append(await anext(told))
     monkeypatch.setattr(parts.database, "read", read)
@@ -176,4 +176,13 @@ def test_files_load_nothing_from_elsewhere_and_hold_no_inline_code() -> None:
         assert set(re.findall(r"https?://[^\s\"'>]+", text)) - {"http://www.w3.org/2000/svg"} == set(), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), path
         assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", text), path
-    assert set(FILES) == {"/", "/jobs.js", "/jobs.css", "/page.css", "/islands.js", "/stream.js", "/icon.svg"}
+    assert set(FILES) == {
+        "/",
+        "/jobs.js",
+        "/jobs.css",
+        "/page.css",
+        "/islands.js",
+        "/stream.js",
+        "/words.js",
+        "/icon.svg",
+    }

@@ -1,40 +1,25 @@
 """The page of jobs in a real browser: Debian's Chromium reads, clicks and types as people do."""
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Locator, async_playwright, expect
-from playwright.async_api import Page as Tab
+from playwright.async_api import Locator, expect
 
 from atoll.jobs.states import JobStep
-from devcluster.build import report_to_stderr
-from devcluster.paths import cache_root
-from devcluster.system_programs import find_browser
+from tests.browsing import HOSTILE, Visit, enter, visiting
 from tests.jobservice.page_harness import JobsPage, jobs_page
 
 pytestmark = pytest.mark.long
 
-HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
+@dataclass(kw_only=True)
+class JobsVisit(Visit):
+    """A tab on the page of jobs."""
 
-@dataclass
-class JobsVisit:
-    """One tab on the page, and everything that the browser complained about or asked for."""
-
-    tab: Tab
     page: JobsPage
-    complaints: list[str] = field(default_factory=list)
-    urls: list[str] = field(default_factory=list)
-
-    async def enter(self, token: str) -> None:
-        """Give a token, by keyboard."""
-        await self.tab.get_by_label("Bearer token").fill(token)
-        await self.tab.keyboard.press("Enter")
-        await expect(self.tab.locator("#connection")).to_have_text("Live.")
 
     def row(self, name: str) -> Locator:
         """Return the row of a job in the queue."""
@@ -47,25 +32,10 @@ class JobsVisit:
 
 @asynccontextmanager
 async def visit(folder: Path, token: str = "ann") -> AsyncIterator[JobsVisit]:
-    """Open the page; afterwards nobody else was asked for anything."""
-    browser = find_browser(cache_root(), report=report_to_stderr)
-    async with jobs_page(folder) as page, async_playwright() as playwright:
-        environment: dict[str, str | float | bool] = {**os.environ, **browser.environment}
-        chromium = await playwright.chromium.launch(
-            executable_path=browser.program, env=environment, args=["--no-sandbox"]
-        )
-        seen = JobsVisit(await chromium.new_page(viewport={"width": 1100, "height": 900}), page)
-        seen.tab.on("console", lambda message: seen.complaints.append(message.text))
-        seen.tab.on("pageerror", lambda error: seen.complaints.append(str(error)))
-        seen.tab.on("dialog", lambda dialog: seen.complaints.append(dialog.message))
-        seen.tab.on("request", lambda request: seen.urls.append(request.url))
-        await seen.tab.goto(page.url("/"))
-        await expect(seen.tab.locator("#token-form")).to_be_visible()
-        seen.complaints.clear()  # the browser tells of the refusal without a token
-        await seen.enter(token)
+    """Open the page and give a token."""
+    async with jobs_page(folder) as page, visiting(page.url("/"), "", lambda tab: JobsVisit(tab, page=page)) as seen:
+        await enter(seen, token)
         yield seen
-        await chromium.close()
-        assert [url for url in seen.urls if not url.startswith(page.url("/"))] == []
 
 
 async def test_keyboard_alone_leads_through_a_job(tmp_path: Path) -> None:

@@ -1,24 +1,30 @@
 """Lives of an engine that is killed with SIGKILL before one of its database writes; each is a process of its own."""
 
 import asyncio
+import contextlib
 import fcntl
 import itertools
 import os
 import signal
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from jobs.database import Database, engine_of
+from pipelines.firing import TriggerKeeper
 from pipelines.store import active_run_ids
+from tests.fakes.clock import ManualClock
 from tests.pipelines.made import step
 from tests.pipelineservice.world import EngineWorld
 
 WRITES = ("INSERT", "UPDATE", "DELETE")
 WROTE = "wrote"
 KILLED = -signal.SIGKILL
+LOOKS = 3
 
 
 def every_type(server: str) -> list[dict[str, Any]]:
@@ -82,6 +88,19 @@ def live(url: str, effects: Path, kill_at: int) -> None:
         async with world.leading():
             await world.until(_is_over)
             os._exit(0)
+
+    asyncio.run(work())
+
+
+def fire(url: str, moment: datetime, kill_at: int) -> None:
+    """Look at the triggers at a moment, a few times, as a leader does; or be killed meanwhile."""
+    kill_before(kill_at)
+
+    async def work() -> None:
+        keeper = TriggerKeeper(Database(engine_of(url)), ManualClock(moment))
+        for _ in range(LOOKS):
+            with contextlib.suppress(SQLAlchemyError):  # it lost to the other, and looks again in its next second
+                await keeper.look()
 
     asyncio.run(work())
 

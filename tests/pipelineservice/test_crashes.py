@@ -9,14 +9,11 @@ import multiprocessing
 import os
 import random
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Self
 
 import pytest
 from sqlalchemy import create_engine, select, text
@@ -29,6 +26,7 @@ from pipelines.durable import steps_url
 from pipelines.records import RunRecord, StepRecord, migrate_pipelines
 from tests.pipelines.made import step
 from tests.pipelineservice import killed
+from tests.pipelineservice.call_server import CallServer
 from tests.pipelineservice.world import EngineWorld
 
 SEEDS = 500
@@ -40,37 +38,6 @@ WRITES_PER_RUN = 80
 KILLS = 2
 LIFE_SECONDS = 120
 JOBS = ("prepare", "train")
-
-
-class CallServer:
-    """Counts what steps post to it, by idempotency key."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        calls = self.calls
-
-        class _Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                calls.append(self.headers["Idempotency-Key"])
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(200)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
-            def log_message(self, *_arguments: object) -> None:
-                """Say nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
 
 class Databases:

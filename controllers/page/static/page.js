@@ -3,12 +3,12 @@
 
 import { gpuText, gpusOf, isIll, make, nodeCard } from "./islands.js";
 import { follow, headers, retry } from "./stream.js";
+import { ageText, byId, onToken, showState, showTrouble } from "./words.js";
 
 const NODES_PER_PAGE = 24;
 const OPEN_MAX = 4; // answers that are kept up to date
 const AGES_MILLISECONDS = 10000;
 
-const byId = (id) => document.getElementById(id);
 const nodes = new Map();
 const cards = new Map();
 const natural = new Intl.Collator("en", { numeric: true });
@@ -46,13 +46,6 @@ function showSummary(look) {
 
 function podsWait() {
   return state.waitingCount === 1 ? "1 pod waits" : `${state.waitingCount} pods wait`;
-}
-
-function showState({ kind, text }) {
-  const line = byId("connection");
-  if (line.textContent !== text) line.textContent = text;
-  line.classList.toggle("trouble", kind !== "live");
-  byId("token-form").hidden = kind !== "token";
 }
 
 // ---- GPUs
@@ -211,13 +204,6 @@ function showAges() {
   }
 }
 
-function ageText(seconds) {
-  for (const [size, unit] of [[86400, "days"], [3600, "h"], [60, "min"]]) {
-    if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
-  }
-  return `${Math.max(0, Math.floor(seconds))} s`;
-}
-
 function refreshAnswers() {
   const open = [...document.querySelectorAll("#waiting-list details[open]")].slice(0, OPEN_MAX);
   for (const details of open) ask(details.parentElement.dataset.pod, details);
@@ -285,17 +271,12 @@ byId("kind").addEventListener("change", (event) => {
 });
 byId("before").addEventListener("click", () => { state.page -= 1; showNodes(); });
 byId("after").addEventListener("click", () => { state.page += 1; showNodes(); });
-byId("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  state.token = byId("token").value.trim();
-  byId("token").value = "";
-  retry();
-});
+onToken((token) => { state.token = token; retry(); });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.chosen) { state.chosen = null; showChosen(); }
 });
 
 setInterval(showAges, AGES_MILLISECONDS);
 
-const events = { look: takeLook, trouble: (text) => showState(text ? { kind: "lost", text } : { kind: "live", text: "Live." }) };
+const events = { look: takeLook, trouble: showTrouble };
 follow("/page/events", () => state.token, (kind, data) => events[kind]?.(data), showState);

@@ -2,7 +2,8 @@
 // Texts reach the document as text alone (textContent, attributes); nothing is ever parsed as HTML.
 
 import { gpuText, gpusOf, make, nodeCard } from "./islands.js";
-import { follow, headers, retry } from "./stream.js";
+import { follow, retry } from "./stream.js";
+import { ageText, ask, byId, onToken, setText, showState, showTrouble, timeText } from "./words.js";
 
 const ROWS_PER_PAGE = 50;
 const BARS_MAX = 60; // per type of GPU
@@ -14,7 +15,6 @@ const CLOCK_MILLISECONDS = 10000;
 const READ_MILLISECONDS = 14000; // without a change, the shown job is read again after this
 const WAITS = ["pending", "queued", "preempted"];
 
-const byId = (id) => document.getElementById(id);
 const state = {
   token: "", look: null, filter: "", kind: "active", page: 0, hours: 6,
   job: null, // id of the job that is shown
@@ -26,18 +26,6 @@ const state = {
 const clock = () => Date.now() + state.skew;
 const natural = new Intl.Collator("en", { numeric: true });
 
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-function ageText(seconds) {
-  for (const [size, unit] of [[86400, "days"], [3600, "h"], [60, "min"]]) {
-    if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
-  }
-  return `${Math.max(0, Math.floor(seconds))} s`;
-}
-
-const timeText = (moment) => new Date(moment).toLocaleString();
 const gpusText = (job) => (job.gpu_count ? `${job.gpu_count} ${job.gpu_type || "of any type"}` : "none");
 const allJobs = () => [...state.look.active, ...state.look.ended];
 
@@ -64,12 +52,6 @@ function showSummary() {
   const more = left ? `; ${left} more are not shown` : "";
   setText(byId("summary"),
     `${active.length} jobs have not ended: ${running} run, ${waiting} wait${more}. As of ${new Date(now).toLocaleTimeString()}.`);
-}
-
-function showState({ kind, text }) {
-  setText(byId("connection"), text);
-  byId("connection").classList.toggle("trouble", kind !== "live");
-  byId("token-form").hidden = kind !== "token";
 }
 
 // ---- queue
@@ -214,22 +196,15 @@ function showJob() {
   readJob(state.job);
 }
 
-async function ask(path) {
-  const response = await fetch(`/api/clusters/auto/jobs/${path}`, { headers: headers(state.token), cache: "no-store" });
-  const text = await response.text();
-  if (response.ok) return text;
-  let told = text.slice(0, 300);
-  try { told = JSON.parse(text).detail ?? told; } catch { /* no problem details */ }
-  throw new Error(told || `The server answered ${response.status}.`);
-}
+const askJob = (path) => ask(`/api/clusters/auto/jobs/${path}`, state.token);
 
 async function readJob(id) {
   try {
-    const job = JSON.parse(await ask(id));
+    const job = JSON.parse(await askJob(id));
     if (state.job !== id) return;
     setText(byId("job-title"), `Job ${job.name}`);
     setText(byId("job-message"), `${job.status}${job.message ? `: ${job.message}` : ""}`);
-    const [cost, events] = [JSON.parse(await ask(`${id}/cost`)), JSON.parse(await ask(`${id}/events?page_size=${EVENTS_MAX}`))];
+    const [cost, events] = [JSON.parse(await askJob(`${id}/cost`)), JSON.parse(await askJob(`${id}/events?page_size=${EVENTS_MAX}`))];
     if (state.job !== id) return;
     showFacts(job, cost);
     showEvents(events.items);
@@ -278,7 +253,7 @@ async function readGpus(id) {
   let found = { nodes: [], total: 0 };
   let text = "";
   try {
-    found = JSON.parse(await ask(`${id}/gpus`));
+    found = JSON.parse(await askJob(`${id}/gpus`));
   } catch (error) {
     text = error.message;
   }
@@ -304,7 +279,7 @@ async function readLog(id) {
   state.logOf = id;
   setText(byId("job-log-text"), "Reading the log.");
   try {
-    const text = await ask(`${id}/logs?tail=${LOG_LINES}`);
+    const text = await askJob(`${id}/logs?tail=${LOG_LINES}`);
     if (state.job !== id) return;
     setText(byId("job-log"), text);
     setText(byId("job-log-text"), text ? `The last ${LOG_LINES} lines at most.` : "The log is empty.");
@@ -339,19 +314,13 @@ byId("before").addEventListener("click", () => { state.page -= 1; showAll(); });
 byId("after").addEventListener("click", () => { state.page += 1; showAll(); });
 byId("job-log-read").addEventListener("click", () => { if (state.job) readLog(state.job); });
 byId("job-close").addEventListener("click", (event) => { event.preventDefault(); location.hash = ""; });
-byId("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  state.token = byId("token").value.trim();
-  byId("token").value = "";
-  state.readAt = 0;
-  retry();
-});
+onToken((token) => { state.token = token; state.readAt = 0; retry(); });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.job) location.hash = "";
 });
 window.addEventListener("hashchange", takeAddress);
 setInterval(() => { if (state.look) { showQueue(); showLines(); } }, CLOCK_MILLISECONDS);
 
-const events = { look: takeLook, trouble: (text) => showState(text ? { kind: "lost", text } : { kind: "live", text: "Live." }) };
+const events = { look: takeLook, trouble: showTrouble };
 follow("/page/events", () => state.token, (kind, data) => events[kind]?.(data), showState);
 if (location.hash) takeAddress();
