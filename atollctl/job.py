@@ -180,20 +180,25 @@ def _settings(file: Path | None) -> "RenderSettings":
     """Return the administrator's settings. Ends the command if the file is not valid settings."""
     from pydantic import ValidationError
 
+    from atoll.jobs.documents import problems_of_fields
     from atoll.jobs.settings import RenderSettings
     from atoll.ml.document import BYTES_MAX, read
-    from atoll.ml.problems import AttributeProblem
-    from atollctl.sentences import faults
+    from atoll.ml.problems import AttributeProblem, shown
 
     if file is None:
         return RenderSettings()
     try:
         with file.open("rb") as stream:
             document = read(stream.read(BYTES_MAX + 1))
-        if isinstance(document, AttributeProblem):
-            _refuse(f"cannot read the settings: {file}: {document}")
-        return RenderSettings.model_validate(document.value)
     except OSError as error:
         _refuse(f"cannot read the settings: {sentence(error)}")
+    if isinstance(document, AttributeProblem):
+        _refuse(f"cannot read the settings: {file}: {document}")
+    if not isinstance(document.value, dict):
+        has = "nothing" if document.value is None else shown(document.value)
+        _refuse(f"cannot read the settings: {file}: must be a mapping, and has {has}; write gpus_per_pod_max: 8")
+    try:
+        return RenderSettings.model_validate(document.value)
     except ValidationError as error:
-        _refuse(f"cannot read the settings: {file}: {faults(error)}")
+        problems = problems_of_fields(error, document, RenderSettings)
+        _refuse("\n".join(f"cannot read the settings: {file}: {plain(str(one))}" for one in problems))

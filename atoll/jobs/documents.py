@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from atoll.jobs.errors import JobMistake
@@ -101,7 +101,7 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
         job = Job.model_validate(fields | {ATTRIBUTES: attributes})
     except ValidationError as error:
         told = problems or _rules(attributes, policy or MlPolicy(), document)
-        return ParsedJob(None, (*told, *_fields(error, document)), document)
+        return ParsedJob(None, (*told, *problems_of_fields(error, document, Job)), document)
     if not problems:
         rules = policy or MlPolicy()
         problems = (*_rules(given_attributes(job), rules, document), *_selector_keys(job, rules, document))
@@ -184,8 +184,9 @@ def _line(document: Document, path: Path) -> int | None:
     return document.line_of(path)
 
 
-def _fields(error: ValidationError, document: Document) -> Problems:
-    worded = problems_of_errors(error, tuple(Job.model_fields), prefix="")
+def problems_of_fields(error: ValidationError, document: Document, model: type[BaseModel]) -> Problems:
+    """Return one problem for each error of a model that was read from a document, with its line."""
+    worded = problems_of_errors(error, tuple(model.model_fields), prefix="")
     return tuple(
         _field(detail, problem, document)
         for detail, problem in zip(error.errors(include_url=False), worded, strict=True)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from atoll.api.claims import COUNT_MAX
 from atoll.jobs.base import JobPart, ObjectName, Seconds
@@ -85,6 +85,13 @@ class RenderSettings(JobPart):
     slice_level: Annotated[str, Field(description="label that all hosts of one TPU slice share, and no other host")] = (
         "cloud.google.com/gke-nodepool"
     )
+
+    @field_validator("priority_classes", "runtime_images")
+    @classmethod
+    def fill(cls, given: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        """Return the default of every entry that is left out."""
+        default: dict[str, str] = cls.model_fields[info.field_name or ""].get_default(call_default_factory=True)
+        return default | given
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -156,6 +156,13 @@ def test_settings_of_the_administrator_count(file: Path, tmp_path: Path) -> None
     settings.write_text("gpus_per_pod_max: 16\n")
 
     assert run("validate", "-f", file, "--settings", settings)[0] == 0
+    settings.write_text("gpus_per_pod_max: 16\npriority_classes: {high: urgent}\n")
+    assert run("validate", "-f", file, "--settings", settings)[0] == 0
+    for text, words in (("- a\n", "must be a mapping"), ("gpus_per_pod_max: 0\n", "line 1: gpus_per_pod_max is 0")):
+        settings.write_text(text)
+        status, _, told = run("validate", "-f", file, "--settings", settings)
+        assert status == 2
+        assert words in told
     settings.write_text("gpus_per_pod: 16\n")
     status, _, told = run("validate", "-f", file, "--settings", settings)
     assert status == 2

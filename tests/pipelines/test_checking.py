@@ -98,7 +98,7 @@ CASES: dict[str, tuple[list[Any], str]] = {
     ),
     "a job without an image": (
         [step("j", kind="job", config={"job_type": "batch"})],
-        "steps.j.config.container.image a job without it has nothing to run",
+        "steps.j.config.container.image must be given: a job without it has nothing to run",
     ),
     "a job whose input has the wrong type": (
         [step("j", kind="job", config=JOB | {"ext_ml_gpu_count": "${inputs.name}"})],
