@@ -13,6 +13,7 @@ from atoll.api import job_names
 from atoll.api.gangs import GpuGang
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.objects import Metadata, Pod, PriorityClass
+from atoll.cluster.reservation_use import has_one_user
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import IndexedSnapshot, index_snapshot
 from atoll.explain.explanation import PodState
@@ -26,7 +27,7 @@ from atoll.jobs.profiles import patterns_of, profile_of
 from atoll.jobs.rendering import Rendered
 from atoll.jobs.selection import KnownNode
 from atoll.jobs.words import PRIORITY_VALUES, DeploymentType
-from atoll.ml.attributes import ModelRegistry
+from atoll.ml.attributes import MlAttributes, ModelRegistry
 from atoll.ml.capabilities import WorkerCapability
 from atoll.ml.matching import MatchInput, impossible_tpu, rank, score, unmet
 from atollctl.explain_text import gang_lines, lines
@@ -83,7 +84,18 @@ def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespac
     scene = index_snapshot(found)
     waits = bool(wanted.gangs) and any(one.allocation is None for one in simulation.outcomes)
     gang = _waiting_gang(found, asking, wanted.gangs[0]) if waits else None
+    hints += _timeout_hints(found, rendered.needs.attributes)
     return JobAnswer(job, rendered, simulation, scene, gang, hints, workers_of(found))
+
+
+def _timeout_hints(found: ClusterSnapshot, attributes: MlAttributes) -> tuple[str, ...]:
+    """Return a hint if the job asks for a release that its reservation does not obey."""
+    name, seconds = attributes.reservation_id, attributes.reservation_timeout_s
+    reservation = next((one for one in found.reservations if one.metadata.name == name), None)
+    if seconds is None or reservation is None or has_one_user(reservation):
+        return ()
+    text = f"GpuReservation {name} has several users, so only its own unusedTimeoutSeconds releases it"
+    return (f"ext_ml_reservation_timeout_s {seconds} has no effect: {text}",)
 
 
 def _with_priorities(found: ClusterSnapshot, rendered: Rendered) -> tuple[ClusterSnapshot, tuple[str, ...]]:

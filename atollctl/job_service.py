@@ -17,6 +17,7 @@ import typer
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS
 from atollctl.output import Output, OutputOption, TableOption, age_text, plain, show_json, show_line, show_table
 from atollctl.service_client import ServiceAnswer, ServiceClient, ServiceUnreachable
+from atollctl.terminal import TerminalRefused, run_at_terminal
 
 POLL_SECONDS: Final = 1.0
 ENDED: Final = ("succeeded", "failed", "cancelled")
@@ -196,9 +197,15 @@ def run_in_job(
     ca: Authority = None,
     cluster: ClusterName = CLUSTER,
     pod: Annotated[str, typer.Option("--pod", help="Name of a pod of the job; its first pod by default.")] = "",
+    *,
+    at_terminal: Annotated[
+        bool, typer.Option("-t", "-i", "--terminal", help="Connect this terminal with it: keys, size and output.")
+    ] = False,
 ) -> None:
-    """Run a command in a container of a job, without input, and exit with its status."""
+    """Run a command in a container of a job and exit with its status; it gets no input without -t."""
     client = client_of(server, token_file, ca, cluster)
+    if at_terminal:
+        _run_at_terminal(client, _job(client, job)["id"], {"command": command} | ({"pod": pod} if pod else {}))
     request: dict[str, Any] = {"command": command, "timeout_seconds": EXEC_SECONDS} | ({"pod": pod} if pod else {})
     body, headers = json.dumps(request).encode(), {"Content-Type": "application/json"}
     done = asked(client, "POST", f"/{_job(client, job)['id']}/exec", body=body, headers=headers).json()
@@ -207,6 +214,18 @@ def run_in_job(
     if done["exit_code"] is None:
         refuse(f"the command did not end within {EXEC_SECONDS} s; it may go on", STATUS_WAITS)
     raise typer.Exit(done["exit_code"])
+
+
+def _run_at_terminal(client: ServiceClient, job_id: str, query: Mapping[str, Any]) -> NoReturn:
+    try:
+        status = run_at_terminal(client, f"/{job_id}/exec", query)
+    except TerminalRefused as error:
+        refuse(str(error), STATUS_WAITS)
+    except ServiceUnreachable as error:
+        refuse(str(error), STATUS_UNREACHABLE)
+    if status is None:
+        refuse("the connection ended before the command did; it may go on", STATUS_WAITS)
+    raise typer.Exit(status)
 
 
 def show_logs(

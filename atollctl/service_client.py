@@ -81,6 +81,8 @@ class ServiceClient:
     collection: str
     token: str
     opener: OpenerDirector
+    context: ssl.SSLContext
+    """Trusts the service's certificate."""
 
     @classmethod
     def of(
@@ -100,7 +102,7 @@ class ServiceClient:
             raise ValueError(f"{server} would receive the token unencrypted: use https")
         context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
         handlers = (HTTPSHandler(context=context), *((ProxyHandler({}),) if is_loopback(address.hostname) else ()))
-        return cls(server.rstrip("/"), cluster, collection, token, build_opener(*handlers))
+        return cls(server.rstrip("/"), cluster, collection, token, build_opener(*handlers), context)
 
     def ask(
         self, method: str, path: str, *, query: Mapping[str, Any], body: bytes | None, headers: Mapping[str, str]
@@ -133,6 +135,17 @@ class ServiceClient:
         except (OSError, HTTPException) as error:
             raise ServiceUnreachable(f"cannot reach the job service at {self.url}: {_reason(error)}") from error
 
+    def address(self, path: str, query: Mapping[str, Any]) -> str:
+        """Return the URL of a path, which is relative to the collection."""
+        asked = f"?{urlencode(query, doseq=True)}" if query else ""
+        within = () if self.collection in GLOBAL else ("clusters", self.cluster)
+        parts = (quote(part, safe="") for part in (*within, self.collection) if part)
+        return "/".join((f"{self.url}/api", *parts)) + path + asked
+
+    def identity(self) -> dict[str, str]:
+        """Return the headers that say who asks."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
     def _opened(
         self,
         method: str,
@@ -142,12 +155,8 @@ class ServiceClient:
         headers: Mapping[str, str],
         timeout_seconds: float,
     ) -> HTTPResponse:
-        asked = f"?{urlencode(query, doseq=True)}" if query else ""
-        within = () if self.collection in GLOBAL else ("clusters", self.cluster)
-        parts = (quote(part, safe="") for part in (*within, self.collection) if part)
-        url = "/".join((f"{self.url}/api", *parts)) + path + asked
-        mine = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        request = Request(url, data=body, method=method, headers={**headers, **mine})  # noqa: S310 - http or https, above
+        url = self.address(path, query)
+        request = Request(url, data=body, method=method, headers={**headers, **self.identity()})  # noqa: S310 - http or https, above
         opened: HTTPResponse = self.opener.open(request, timeout=timeout_seconds)
         return opened
 

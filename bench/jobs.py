@@ -3,9 +3,10 @@
 Clusters are API servers in memory, because real ones take minutes for as many Jobs; requests pass no socket.
 Prints, for each database, the time of a submission, of one whose cluster the service chooses, of a page of the list and
 of the page's look (p50, p99), the time to create the objects of all active jobs and to look at all of them again, SQL
-statements and CPU of each, and the memory of the process. A refused request fails the run.
+statements and CPU of each, and the memory of the process. On PostgreSQL two more processes then submit and list at
+once, as two replicas do. A refused request fails the run.
 
-    python -m bench.jobs --jobs 10000 --active 1000
+    python -m bench.jobs --jobs 10000 --active 1000 --database postgresql
 """
 
 import argparse
@@ -41,7 +42,10 @@ AT_ONCE = 16
 READS = 100
 CHOSEN = 50
 NODES = 50
-BATCH = 500
+BATCH = 50
+"""PostgreSQL slows down beyond 64 savepoints in a transaction, and every new job takes one."""
+REPLICAS = 2
+REPLICA_SUBMISSIONS = 200
 CALLER = JobCaller("ann", (TenantGrant(TenantRole.MEMBER, "acme", None),))
 UNLIMITED = JobServiceSettings.model_validate(
     {"access": "/nowhere", "requests_per_second": 10_000, "requests_burst": 100_000}
@@ -126,6 +130,13 @@ class JobLoad:
 
         return call
 
+    async def list(self, jobs: int) -> None:
+        """Read pages from everywhere in the list."""
+        pages = (
+            f"/api/clusters/auto/jobs?page={1 + number * 7 % (jobs // 50)}&page_size=50" for number in range(READS)
+        )
+        await self.time("list", map(self.reading, pages))
+
     async def look(self) -> bool:
         """Read what the page shows."""
         await self.database.read(lambda session: read_board(session, CALLER, NOW))
@@ -160,22 +171,47 @@ async def measure(url: str, jobs: int, active: int) -> dict[str, float]:
         await load.time("submit", submissions, at_once=AT_ONCE)
         for name in ("create", "admit", "follow"):
             await load.reconcile(name)
-        pages = (
-            f"/api/clusters/auto/jobs?page={1 + number * 7 % (jobs // 50)}&page_size=50" for number in range(READS)
-        )
-        await load.time("list", map(load.reading, pages))
+        await load.list(jobs)
         await load.time("show_clusters", (load.reading("/api/clusters", by="ops") for _ in range(READS // 10)))
         await load.time("look", (load.look for _ in range(READS // 10)))
         await load.time("choose", (load.submission(active + number, "auto") for number in range(CHOSEN)))
     database.close()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    replicas = await run_replicas(url, jobs) if url.startswith("postgresql") else {}
     return {
         "jobs": float(jobs),
         "active": float(active),
-        "refused": float(load.refused),
+        "refused": load.refused + replicas.get("replica_refused", 0.0),
         **load.figures,
+        **replicas,
         "memory_mb": memory,
     }
+
+
+async def run_replicas(url: str, jobs: int) -> dict[str, float]:
+    """Return the worse figure of the replicas, which submit and list at once, each a process."""
+    arguments = ("-m", "bench.jobs", "--jobs", str(jobs), "--replica-url", url, "--replica")
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, *arguments, str(number), stdout=asyncio.subprocess.PIPE)
+        for number in range(REPLICAS)
+    ]
+    answers = [json.loads((await one.communicate())[0]) for one in processes]
+    return {f"replica_{key}": max(one[key] for one in answers) for key in answers[0]}
+
+
+async def replica(url: str, number: int, jobs: int) -> dict[str, float]:
+    """Return the figures of one of several processes on the same database."""
+    database = opened(url)
+    async with JobService.of(database, settings=UNLIMITED) as service:
+        load = JobLoad(database, service)
+        first = 10**6 * (1 + number)
+        submissions = (
+            load.submission(first + one, CLUSTERS[one % len(CLUSTERS)]) for one in range(REPLICA_SUBMISSIONS)
+        )
+        await load.time("submit", submissions, at_once=AT_ONCE)
+        await load.list(jobs)
+    database.close()
+    return {"refused": float(load.refused), **load.figures}
 
 
 def main() -> int:
@@ -183,11 +219,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--active", type=int, default=1000)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), action="append", help="both by default")
+    parser.add_argument("--replica-url", help=argparse.SUPPRESS)
+    parser.add_argument("--replica", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    if options.replica is not None:
+        print(json.dumps(asyncio.run(replica(options.replica_url, options.replica, options.jobs))))
+        return 0
     refused = 0.0
     with tempfile.TemporaryDirectory() as folder, postgres() as server:
-        for name, url in (("sqlite", f"sqlite:///{folder}/jobs.db"), ("postgresql", server)):
+        urls = {"sqlite": f"sqlite:///{folder}/jobs.db", "postgresql": server}
+        for name in options.database or urls:
+            url = urls[name]
             figures = asyncio.run(measure(url, options.jobs, options.active))
             print(name, json.dumps({key: round(value, 2) for key, value in figures.items()}, indent=1))
             refused += figures["refused"]

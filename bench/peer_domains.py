@@ -7,8 +7,8 @@ peerDomains, verdict, why) and a summary line. domains: of the requested level, 
 `--order kueue` answers in the peer's own order (not for balanced requests and repairs).
 
 Verdicts: same (the same places, or both refuse), equal (other places, as many domains), better (fewer domains, or valid
-places where the peer gives up), worse (refused, invalid, or more domains), unsupported (several flavors, elastic
-workload slices). Exit code 1 when any scenario is worse.
+places where the peer gives up), worse (refused, invalid, or more domains), unsupported (several flavors). Exit code 1
+when any scenario is worse.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def _grouped(scenario: Scenario) -> Iterator[PodSet]:
 
 def _repaired(scenario: Scenario) -> tuple[Places | None, str]:
     """Place lost members anew, the others stay; first beside them, else as if they used nothing."""
+    if scenario.resized:
+        return _replaced(scenario, _beside_existing(scenario))
     if scenario.kept:
         return {name: dict(rows) for name, rows in scenario.existing.items()}, "kept: its only pod is not moved"
     gone = [

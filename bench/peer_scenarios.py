@@ -8,7 +8,7 @@ are one place with the sum of their resources, and selectors and taints do not c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +64,8 @@ EFFECTS: Final = ("NoSchedule", "NoExecute", "PreferNoSchedule")
 OPERATORS: Final = ("Exists", "Equal")
 ENDED: Final = ("Succeeded", "Failed")
 REPEAT_MAX: Final = 100_000
+COMING: Final = "coming"
+"""Place of members that have none yet."""
 Json = Mapping[str, Any]
 
 
@@ -85,7 +87,8 @@ class AskedPodSet:
 @dataclass(frozen=True, slots=True, eq=False)
 class Scenario:
     """paths: of every place by name, including those outside the tree. existing: (place, count) per pod set to repair.
-    kept: the placement stays, whatever happened to its hosts. odd: unknown fields."""
+    kept: the placement stays, whatever happened to its hosts. resized: members come beside those that stay, as an
+    elastic Job grows; the place of the new ones is COMING. odd: unknown fields."""
 
     id: str
     levels: tuple[str, ...]
@@ -95,6 +98,7 @@ class Scenario:
     existing: Mapping[str, tuple[tuple[str, int], ...]]
     lost: frozenset[str]
     kept: bool
+    resized: bool
     odd: tuple[str, ...]
 
     @property
@@ -106,8 +110,6 @@ class Scenario:
 def scenario_of(case: Json, defaults: Json) -> Scenario:
     """Read a scenario. Raises Unsupported, and KeyError, TypeError or ValueError for anything else."""
     gates = {**GATES, **defaults, **case.get("gates", {})}
-    if gates["ElasticJobsViaWorkloadSlicesWithTAS"] and any("previous" in row for row in case["podsets"]):
-        raise Unsupported("resizes an earlier placement (elastic workload slices)")
     if "flavors" in case:
         raise Unsupported("several flavors")
     levels = tuple(_short(level) for level in case["levels"])
@@ -120,14 +122,18 @@ def scenario_of(case: Json, defaults: Json) -> Scenario:
     hosts = [Host(place, paths[place], amounts) for place, amounts in free.items()]
     asked = tuple(_asked(row, case, inside, levels, gates) for row in _named(case["podsets"], "pod set"))
     owners = case.get("owners", [])
+    existing = {name: _places(rows, levels) for name, rows in case.get("existing", {}).items()}
+    lost = frozenset(_lost(case, levels, nodes))
+    resized = _resized(case, levels, free) if gates["ElasticJobsViaWorkloadSlicesWithTAS"] else {}
     return Scenario(
         id=str(case["id"]),
         levels=levels,
         snapshot=snapshot(levels, hosts),
         asked=asked,
         paths=paths,
-        existing={name: _places(rows, levels) for name, rows in case.get("existing", {}).items()},
-        lost=frozenset(_lost(case, levels, nodes)),
+        existing=resized or existing,
+        lost=frozenset({COMING}) if resized else lost,
+        resized=bool(resized),
         kept=bool(gates["SkipReassignmentForPodOwnedWorkloads"])
         and owners == ["Pod"]
         and not case.get("pod_group_workload", False),
@@ -221,6 +227,23 @@ def _add(total: dict[str, int], more: Json, factor: int) -> None:
 
 def _places(rows: Iterable[Any], levels: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     return tuple((_place(tuple(values), levels), int(count)) for values, count in rows)
+
+
+def _resized(case: Json, levels: tuple[str, ...], places: Collection[str]) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Return the members that stay where they are, by pod set, and how many come beside them; of fewer than before the
+    first stay. Empty where nothing is resized, or a place is no longer there: then all are placed anew."""
+    if not any("previous" in row for row in case["podsets"]):
+        return {}
+    found = {}
+    for row in _named(case["podsets"], "pod set"):
+        left, stay = int(row["count"]), []
+        for place, count in _places(row.get("previous") or (), levels):
+            if place not in places:
+                return {}
+            stay.append((place, min(count, left)))
+            left -= stay[-1][1]
+        found[str(row["name"])] = (*((place, count) for place, count in stay if count), (COMING, left))
+    return found
 
 
 def _lost(case: Json, levels: tuple[str, ...], nodes: Iterable[Json]) -> Iterable[str]:

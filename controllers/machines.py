@@ -184,7 +184,8 @@ class MachineReconciler:
 
     def _record(self, node: str, declaration: GoneMachine, *, count: int) -> None:
         who, machine = declaration.by or "somebody", f"machine {declaration.node_uid} of node {node}"
-        note = f"{who} declared {machine} gone for good: {declaration.reason}"
+        at = f" at {declaration.time}" if declaration.time else ""
+        note = f"{who} declared {machine} gone for good{at}: {declaration.reason}"
         log.warning(
             "A machine was declared gone",
             node=node,

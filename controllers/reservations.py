@@ -83,7 +83,9 @@ class ReservationReconciler:
             return None
         now_seconds, nodes = self._context.clock.now().timestamp(), self._context.mirror.nodes.store
         gone = {record.node for record in leases if ("", record.node) not in nodes}
-        decision = decide(reservation, leases, self._offers(reservation), now_seconds, gone=gone)
+        pods = self._context.mirror.pods.by_uid
+        users = [pods[record.holder.uid] for record in leases if record.holder.uid in pods]
+        decision = decide(reservation, leases, self._offers(reservation), now_seconds, gone=gone, users=users)
         with self._assumed(uid, decision.taken):
             await self._free(decision.released)
             won = await each(decision.taken, lambda device: self._hold(reservation, device))
@@ -179,7 +181,7 @@ class ReservationReconciler:
         body = merge_patch(
             uid=metadata.uid,
             resource_version=metadata.resource_version,
-            status={"unusedSince": None, **status.to_json()},
+            status={"unusedSince": None, "askedTimeoutSeconds": None, **status.to_json()},
         )
         try:
             await self._context.api.patch(paths.gpureservations(metadata.name, "status"), body)

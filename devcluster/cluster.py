@@ -73,14 +73,15 @@ class DevCluster:
         persistent: bool = False,
         audit_log: bool = False,
         ip_family: IpFamily = IpFamily.IPV4,
+        feature_gates: Sequence[str] = (),
         report: Report = report_to_stderr,
     ) -> DevCluster:
         """Start a cluster and wait until its nodes are Ready.
 
         Unless persistent, it ends with this process, even if that is killed. scheduler=False starts no kube-scheduler;
-        call start_scheduler later. With audit_log the API server writes layout.audit_log. The default version of
-        Kubernetes comes from ATOLL_KUBERNETES if set. Raises DevclusterError with what cannot run here, be built, or
-        start.
+        call start_scheduler later. With audit_log the API server writes layout.audit_log. The feature gates are on in
+        all parts of the control plane. The default version of Kubernetes comes from ATOLL_KUBERNETES if set. Raises
+        DevclusterError with what cannot run here, be built, or start.
         """
         kubernetes = kubernetes or os.environ.get("ATOLL_KUBERNETES") or DEFAULT_KUBERNETES
         check_machine(real_nodes=bool(nodes))
@@ -100,6 +101,7 @@ class DevCluster:
                 persistent=persistent,
                 binaries={program: str(path) for program, path in binaries.paths.items()},
                 ip_family=ip_family,
+                feature_gates=tuple(feature_gates),
             )
             state.write_record(folder, record)
             control_plane.write_identities(layout, port=launched.port)
@@ -290,7 +292,8 @@ class DevCluster:
         file = self.layout.folder / "scheduler.yaml"
         text = config.read_text() if config else None
         file.write_text(control_plane.scheduler_configuration(text, kubeconfig=identity))
-        command = control_plane.scheduler_command(self._binaries, self.layout, config=file, flags=flags)
+        gates = control_plane.gate_flags(self._record.feature_gates)
+        command = control_plane.scheduler_command(self._binaries, self.layout, config=file, flags=[*flags, *gates])
         self._spawn_part(_SCHEDULER, command)
         readyz = [sys.executable, "-c", _READYZ, f"https://127.0.0.1:{control_plane.SCHEDULER_PORT}/readyz"]
         self._wait(lambda: self.run(*readyz).returncode == 0, what=_SCHEDULER, process=_SCHEDULER)
@@ -383,13 +386,20 @@ class DevCluster:
 
     def _start_control_plane(self) -> None:
         self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
-        self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
+        self._spawn_part("kube-apiserver", self._api_server_command())
         self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
         self._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
 
+    def _api_server_command(self) -> list[str]:
+        gates = self._record.feature_gates
+        return control_plane.api_server_command(self._binaries, self.layout, feature_gates=gates)
+
     def _start_controller_manager(self, *, node_grace_seconds: int) -> None:
         command = control_plane.controller_manager_command(
-            self._binaries, self.layout, node_grace_seconds=node_grace_seconds
+            self._binaries,
+            self.layout,
+            node_grace_seconds=node_grace_seconds,
+            feature_gates=self._record.feature_gates,
         )
         self._spawn_part("kube-controller-manager", command)
 

@@ -152,10 +152,15 @@ def write_audit_policy(layout: Layout) -> None:
     layout.audit_policy.write_text(yaml.safe_dump({**policy, "rules": [{"level": "Metadata"}]}))
 
 
-def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
+def gate_flags(feature_gates: Sequence[str]) -> list[str]:
+    """Return the flag that turns these feature gates on."""
+    return [f"--feature-gates={','.join(f'{gate}=true' for gate in feature_gates)}"] if feature_gates else []
+
+
+def api_server_command(binaries: Binaries, layout: Layout, *, feature_gates: Sequence[str] = ()) -> list[str]:
     """Command line of the API server: RBAC, NodeRestriction, service accounts, webhooks by Service without kube-proxy.
 
-    It writes an audit log if there is an audit policy.
+    It writes an audit log if there is an audit policy. With feature gates it also serves the beta API of PodGroups.
     """
     pki = layout.pki
     audit = [f"--audit-policy-file={layout.audit_policy}", f"--audit-log-path={layout.audit_log}"]
@@ -183,11 +188,17 @@ def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
         "--endpoint-reconciler-type=none",
         "--allow-privileged=true",
         *(audit if layout.audit_policy.exists() else ()),
+        *(["--runtime-config=scheduling.k8s.io/v1beta1=true"] if feature_gates else []),
+        *gate_flags(feature_gates),
     ]
 
 
 def controller_manager_command(
-    binaries: Binaries, layout: Layout, *, node_grace_seconds: int = NODE_GRACE_SECONDS
+    binaries: Binaries,
+    layout: Layout,
+    *,
+    node_grace_seconds: int = NODE_GRACE_SECONDS,
+    feature_gates: Sequence[str] = (),
 ) -> list[str]:
     """Command line of the controller manager, each controller with its own service account.
 
@@ -206,6 +217,7 @@ def controller_manager_command(
         f"--flex-volume-plugin-dir={layout.folder / 'volume-plugins'}",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
+        *gate_flags(feature_gates),
     ]
 
 

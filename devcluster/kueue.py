@@ -35,7 +35,7 @@ class Kueue(OperatorProcess):
     def arguments(self, kubeconfig: Path) -> tuple[str, ...]:
         """Return the arguments of the process."""
         config = self.folder / "config.yaml"
-        return f"--config={config}", f"--kubeconfig={kubeconfig}", "--feature-gates=VisibilityOnDemand=false"
+        return f"--config={config}", f"--kubeconfig={kubeconfig}"
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a process whose certificate is in the operator's folder."""
@@ -56,4 +56,5 @@ class Kueue(OperatorProcess):
             "clientConnection": {"qps": 200, "burst": 400},
             "integrations": {"frameworks": ["batch/job", "pod"]},
             **settings,
+            "featureGates": {"VisibilityOnDemand": False, **settings.get("featureGates", {})},
         }

@@ -42,8 +42,8 @@ ELSEWHERE: Final = {
     ("jobs.batch", "watch"): ("jobs/following.py", "JobFollower.__init__"),
     ("deployments.apps", "watch"): ("jobs/following.py", "JobFollower.__init__"),
     ("workloads.kueue.x-k8s.io", "list"): ("jobs/cluster.py", "JobCluster._quota"),
-    ("pods/exec", "get"): ("jobs/pod_exec.py", "PodExec.run"),
-    ("pods/exec", "create"): ("jobs/pod_exec.py", "PodExec.run"),
+    ("pods/exec", "get"): ("jobs/pod_exec.py", "PodExec._connected"),
+    ("pods/exec", "create"): ("jobs/pod_exec.py", "PodExec._connected"),
     ("pods/log", "get"): ("jobs/pod_logs.py", "PodLogs.read"),
 }
 """By resource or role, and verb: what the API server checks for others, the kubelet for its own door and

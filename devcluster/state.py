@@ -50,6 +50,7 @@ class ClusterRecord:
     binaries: dict[str, str]
     nodes: tuple[NodeRecord, ...] = ()
     ip_family: str = "ipv4"
+    feature_gates: tuple[str, ...] = ()
 
 
 def check_name(name: str, *, what: str) -> str:
@@ -105,7 +106,8 @@ def read_record(folder: Path) -> ClusterRecord:
     except FileNotFoundError:
         raise ClusterStateError(f"no cluster {folder.name!r} is running") from None
     nodes = tuple(NodeRecord(**node) for node in fields.pop("nodes"))
-    return ClusterRecord(**fields, nodes=nodes)
+    gates = tuple(fields.pop("feature_gates", ()))
+    return ClusterRecord(**fields, nodes=nodes, feature_gates=gates)
 
 
 def cgroup_root(cluster: str, node: str) -> str:

@@ -19,7 +19,7 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.ledger_dump import encode_memory, ledger_dump_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.request_history import encode_past_asks, request_history_of
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from atoll.cluster.wakeups import may_nominate
@@ -112,7 +112,7 @@ class ExtenderHandlers:
         uid, ledger = call.pod.metadata.uid, self._parts.mirror.ledger
         self._expect(uid, verdicts.best if len(verdicts.feasible) == 1 else None)
         self._judged = CachedVerdict(uid, wire.before_names(body), ledger.revision, ledger.demand, verdicts.best)
-        self._counted.decisions.labels("fits" if verdicts.feasible else "refused").inc()
+        self._counted.decisions.labels(verdicts.verdict.name.lower()).inc()
         if verdicts.rejected:
             for reason, count in Counter(verdicts.rejected.values()).items():
                 self._counted.rejections.labels(reason).inc(count)
@@ -236,7 +236,7 @@ class ExtenderHandlers:
 
     def _request(self, pod: Pod) -> Request | Rejection:
         if self._refusals.pauses(pod):
-            return Rejection(names.REJECT_REFUSED)
+            return Rejection(names.REJECT_REFUSED, Verdict.BUSY)
         return resolve_request(self._parts.mirror, pod)
 
     def _expect(self, uid: str, candidate: Candidate | None) -> None:

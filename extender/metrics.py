@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Histogram
 
+from atoll.cluster.requests import Verdict
 from atoll.service.metrics import Metrics
 from topology.device_requests import Policy
 
@@ -31,7 +32,10 @@ def extender_metrics(metrics: Metrics) -> ExtenderMetrics:
         seconds=metrics.histogram("call_seconds", "Time to answer a call of kube-scheduler", labels=("verb",)),
         calls=metrics.counter("calls", "Calls of kube-scheduler, by the HTTP status", labels=("verb", "code")),
         decisions=metrics.counter(
-            "decisions", "Filter calls for GPU pods, by outcome", labels=("outcome",), values=("fits", "refused")
+            "decisions",
+            "Filter calls for GPU pods, by the verdict on all nodes that were asked about",
+            labels=("outcome",),
+            values=[verdict.name.lower() for verdict in Verdict],
         ),
         rejections=metrics.counter("rejections", "Nodes refused to pods, by the text", labels=("reason",)),
         preemptions=metrics.counter(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import structlog
 from fastapi import FastAPI, Header, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
@@ -44,6 +44,7 @@ from jobs.creating import created_job
 from jobs.endpoint_routes import add_endpoint_routes
 from jobs.errors import JobServiceError
 from jobs.exec_routes import add_exec_routes
+from jobs.offer_routes import add_offer_routes
 from jobs.page.gpus import add_gpu_routes
 from jobs.page.routes import add_page_routes
 from jobs.pod_logs import NoPods
@@ -113,6 +114,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     add_cluster_routes(app)
     add_gpu_routes(app)
     add_endpoint_routes(app)
+    add_offer_routes(app)
     add_page_routes(app)
     app.middleware("http")(_refuse_other_sites)
     for kind, handler in _HANDLERS.items():
@@ -303,7 +305,7 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | WebSocketRequestValidationError)
     faults = [
         FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=str(one["msg"]))
         for one in error.errors()
@@ -346,6 +348,7 @@ _HANDLERS: Final = {
     JobServiceError: _on_error,
     IllegalStep: _on_error,
     RequestValidationError: _on_invalid,
+    WebSocketRequestValidationError: _on_invalid,
     HTTPException: _on_http,
     OperationalError: _on_database,
 }

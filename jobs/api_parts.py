@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Final, Protocol
 
 from fastapi import Depends, Path, Request
+from starlette.requests import HTTPConnection
 
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller
@@ -63,13 +64,13 @@ class ApiParts:
     wake: Callable[[str], None]
 
 
-def parts_of(request: Request) -> ApiParts:
+def parts_of(request: HTTPConnection) -> ApiParts:
     """Return the application's dependencies."""
     found: ApiParts = request.app.state.parts
     return found
 
 
-async def caller_of(request: Request) -> JobCaller:
+async def caller_of(request: HTTPConnection) -> JobCaller:
     """Return the caller, with their grants. Raises ApiRefusal."""
     parts = parts_of(request)
     found = await parts.authenticator.identify(request.headers.get("Authorization", ""))

@@ -16,6 +16,8 @@ from jobs.problems import ProblemDetails, problem, response_of
 
 IN_FLIGHT_MAX: Final = 256
 """Requests in progress at a time, streamed logs included."""
+TERMINALS_MAX: Final = 32
+"""Terminals open at a time: they last long, and leave the requests their room."""
 
 GuardOf = Callable[[Scope], Connection | None]
 
@@ -38,9 +40,12 @@ class BoundedRequests:
         self._in_flight_max = in_flight_max
         self._read_seconds = read_seconds
         self._in_flight = 0
+        self._terminals = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "websocket":
+            await self._serve_terminal(scope, receive, send)
         if scope["type"] != "http":
             return
         guard = self._guard_of(scope)
@@ -61,6 +66,24 @@ class BoundedRequests:
                 guard.work()
             await self._work(scope, _replayed(body, receive), send)
         finally:
+            if guard is not None:
+                guard.done()
+
+    async def _serve_terminal(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket; its messages are bounded by the protocol."""
+        if self._terminals >= TERMINALS_MAX:
+            told = problem(429, "too-many", "Too many terminals at a time", "close one, or try again later")
+            await response_of(told, {"Retry-After": "60"})(scope, receive, send)
+            return
+        guard = self._guard_of(scope)
+        self._terminals += 1
+        try:
+            if guard is not None:
+                guard.head_is_here()
+                guard.work()
+            await self._app(scope, receive, send)
+        finally:
+            self._terminals -= 1
             if guard is not None:
                 guard.done()
 

@@ -115,7 +115,7 @@ class ClusterChooser:
             base,
             capacity=await asyncio.to_thread(capacity_of, found),
             quota=_quota(file, tenant, rendered),
-            fit=await asyncio.to_thread(_fit, found, rendered, namespace, _ends(found, running, self._now())),
+            fit=await asyncio.to_thread(_fit, found, rendered, namespace, expected_ends(found, running, self._now())),
         )
 
 
@@ -177,7 +177,7 @@ def quota_of(file: QueueFile, tenant: str, *, critical: bool) -> int | None:
     return sum(parse_amount("gpu", one.nominal) + parse_amount("gpu", one.borrow or "0") for one in amounts)
 
 
-def _ends(found: ClusterSnapshot, running: Sequence[JobRecord], now: datetime) -> list[ExpectedEnd]:
+def expected_ends(found: ClusterSnapshot, running: Sequence[JobRecord], now: datetime) -> list[ExpectedEnd]:
     """Return when the running jobs of the service are expected to end, by their duration or longest run time."""
     pods: dict[str, set[str]] = {}
     for pod in found.pods:

@@ -38,6 +38,8 @@ PODS: Final = ("v1", "pods")
 KEPT: Final = "PersistentVolumeClaim"
 """Holds checkpoints: the only kind that this service never removes."""
 KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"
+COPY: Final = "kueue.x-k8s.io/multikueue-origin"
+"""Label of what MultiKueue copied here from another cluster, with all labels: it belongs to the copy's manager."""
 
 
 class _Metadata(msgspec.Struct, rename="camel", frozen=True):
@@ -93,7 +95,7 @@ class JobCluster:
                 )
             except NotFound:
                 continue
-            found += [_found(kind, one.metadata) for one in listing.items]
+            found += [_found(kind, one.metadata) for one in listing.items if COPY not in one.metadata.labels]
         return tuple(found)
 
     async def get(self, one: Object) -> FoundObject | None:

@@ -12,6 +12,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from uvicorn.server import ServerState
 
 from atoll.service.connections import IDLE_SECONDS, READ_SECONDS, Admission, Connection
@@ -19,6 +20,8 @@ from atoll.service.http import ALL_ADDRESSES, BACKLOG, STOP_SECONDS
 from jobs.bounds import BoundedRequests
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+
+TERMINAL_MESSAGE_BYTES_MAX: Final = 64 * 1024
 
 Peer = tuple[str, int]
 
@@ -44,6 +47,20 @@ class PeerConnection(Connection):
         if self._peer is not None and self._peers.get(self._peer) is self:
             del self._peers[self._peer]
         super().connection_lost(exc)
+
+
+class GuardedWebSocket(WSProtocol):
+    """Takes a connection over from its guard, and tells it of the end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Take the connection over."""
+        self._guard = transport.get_protocol()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End both."""
+        super().connection_lost(exc)
+        self._guard.connection_lost(exc)
 
 
 @asynccontextmanager
@@ -77,7 +94,9 @@ def _protocols(app: ASGIApp, state: ServerState) -> Callable[[], H11Protocol]:
     config = uvicorn.Config(
         app,
         http=H11Protocol,
-        ws="none",
+        ws=GuardedWebSocket,
+        ws_max_size=TERMINAL_MESSAGE_BYTES_MAX,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -17,10 +17,14 @@ from atoll.kube.patches import delete_options
 
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("v1", "namespaces"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
     "WorkloadPriorityClass": (KUEUE_API, "workloadpriorityclasses"),
     "ResourceFlavor": (KUEUE_API, "resourceflavors"),
     "Cohort": (KUEUE_API, "cohorts"),
+    "MultiKueueCluster": (KUEUE_API, "multikueueclusters"),
+    "MultiKueueConfig": (KUEUE_API, "multikueueconfigs"),
+    "AdmissionCheck": (KUEUE_API, "admissionchecks"),
     "ClusterQueue": (KUEUE_API, "clusterqueues"),
     "LocalQueue": (KUEUE_API, "localqueues"),
 }

@@ -10,6 +10,7 @@ import msgspec
 from atoll.api import names
 from atoll.jobs.facts import DISRUPTIONS, PodFacts, QuotaFacts, WorkloadFacts
 from atoll.jobs.last_checkpoint import LastCheckpoint, checkpoint_in
+from atoll.jobs.queue_objects import MULTIKUEUE
 from atoll.kube.errors import truncate
 
 KUEUE_GATES: Final = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
@@ -36,6 +37,7 @@ class _Template(msgspec.Struct, frozen=True):
 
 
 class _WorkloadSpec(msgspec.Struct, rename="camel", frozen=True):
+    managed_by: str | None = None
     suspend: bool | None = None
     parallelism: int | None = None
     completions: int | None = None
@@ -48,6 +50,7 @@ class _WorkloadStatus(msgspec.Struct, rename="camel", frozen=True):
     conditions: list[_Condition] | None = None
     available_replicas: int | None = None
     succeeded: int | None = None
+    ready: int | None = None
 
 
 class _Workload(msgspec.Struct, frozen=True):
@@ -108,7 +111,8 @@ class _KueueAdmission(msgspec.Struct, rename="camel", frozen=True):
     pod_set_assignments: list[_PodSetAssignment] | None = None
 
 
-class _KueueStatus(msgspec.Struct, frozen=True):
+class _KueueStatus(msgspec.Struct, rename="camel", frozen=True):
+    cluster_name: str | None = None
     conditions: list[_Condition] | None = None
     admission: _KueueAdmission | None = None
 
@@ -147,6 +151,7 @@ def decode_workload(kind: str, raw: bytes) -> WorkloadFacts:
         failed=(failed.reason or "Failed") if failed is not None else "",
         failed_detail=_cut(failed.message) if failed is not None else "",
         wanted=max(1, min(spec.parallelism or 1, left)),
+        ready=(status.ready or 0) if spec.managed_by == MULTIKUEUE else None,
         runs_whole=names.GANG in (spec.template.metadata.annotations or {}),
         backoff_limit=spec.backoff_limit or 0,
     )
@@ -177,7 +182,11 @@ def decode_quota(raw: bytes) -> QuotaFacts:
     refused = _held(status.conditions, "QuotaReserved", status="False")
     sets = (status.admission.pod_set_assignments or ()) if status.admission is not None else ()
     flavors = sorted({flavor for one in sets for flavor in (one.flavors or {}).values()})
-    return QuotaFacts(detail=_cut(refused.message) if refused is not None else "", flavors=tuple(flavors))
+    return QuotaFacts(
+        detail=_cut(refused.message) if refused is not None else "",
+        flavors=tuple(flavors),
+        cluster=status.cluster_name or "",
+    )
 
 
 def _pod_reason(status: _PodStatus) -> tuple[str, str]:

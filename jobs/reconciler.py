@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError
 from atoll.jobs.choosing import ScoreSheet
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.facts import JobObservation, JobPhase, observe
+from atoll.jobs.last_checkpoint import told_at_end
 from atoll.jobs.model import Job
 from atoll.jobs.planning import JobHistory, PlannedStep, plan_steps
 from atoll.jobs.queue_file import QueueFile
@@ -451,14 +452,23 @@ class JobReconciler:
             version = record.version
             for one in planned:
                 changes: Mapping[str, Any] = one.changes
-                taken = take_step(
-                    session, record.id, one.step, now=now, message=one.message, changes=changes, version=version
-                )
+                told = _told(record, one, now)
+                taken = take_step(session, record.id, one.step, now=now, message=told, changes=changes, version=version)
                 version = taken.version
 
         await self._database.write(work)
         steps = [one.step.value for one in planned]
         log.info("Took steps", job=record.id, name=record.name, steps=steps, reason=planned[-1].message)
+
+
+def _told(record: JobRecord, planned: PlannedStep, now: datetime) -> str:
+    """Return the message of a step; when a training's time is over, with its last checkpoint."""
+    checkpoint = checkpoint_of(record)
+    if planned.step is not JobStep.EXPIRE or record.job_type != JobType.TRAINING or checkpoint is None:
+        return planned.message
+    deadline = job_of(record).policy.deadline
+    may_retry = deadline is None or now < deadline
+    return told_at_end(planned.message, record.name, checkpoint, may_retry=may_retry)
 
 
 def _by_job(found: Sequence[FoundObject]) -> dict[str, list[FoundObject]]:

@@ -19,7 +19,6 @@ from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
-from atoll.kube.credentials import Credentials
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.mirror import ClusterMirror
@@ -116,7 +115,6 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
             async def client_of(record: JobRecord) -> ApiClient:
                 return await links.client(await database.read(lambda session: get_cluster(session, record.cluster_id)))
 
-            credentials = await Credentials.load(settings.kubeconfig)
             parts = ApiParts(
                 database=database,
                 authenticator=_authenticator(settings, client, clock),
@@ -131,7 +129,7 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
                     settings.gpu_jobs_per_second, settings.gpu_jobs_burst, now=clock.monotonic_seconds
                 ),
                 logs=PodLogs(client_of),
-                commands=PodExec(client_of, credentials, cluster=settings.cluster),
+                commands=PodExec(client_of),
                 links=links,
                 chooser=service.fleet.chooser,
                 service_id=own_id,

@@ -381,6 +381,9 @@ def note_budget(session: Session, job_id: str, *, now: datetime, message: str, m
 
 def retry_job(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
     """Retry a failed job at once, with its retry count reset. Raises JobUnknown, IllegalStep, NameTaken."""
+    record = _locked(session, job_id)
+    if JobState(record.state) is not JobState.FAILED:  # the table lets the service itself retry from other states
+        raise IllegalStep(record.name, JobState(record.state), JobStep.RETRY, _history(session, job_id))
     fresh = ("not_before", "cancel_requested_at", "cancel_requested_by", "pause_requested_at", "pause_requested_by")
     changes = {"retry_count": 0, **dict.fromkeys(fresh)}
     try:
@@ -389,7 +392,6 @@ def retry_job(session: Session, job_id: str, *, now: datetime, actor: str) -> Jo
                 session, job_id, JobStep.RETRY, now=now, message=f"tried again by {actor}", actor=actor, changes=changes
             )
     except IntegrityError as error:
-        record = get_job(session, job_id)
         raise NameTaken(record.name, record.namespace) from error
 
 

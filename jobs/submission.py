@@ -108,6 +108,8 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
         raise mistaken("ext_ml_tpu_topology", shape, f"cluster {cluster}: {never}", "ask for a slice that there is")
     queues = QueueFile.model_validate(file.document) if file is not None else None
     queue = _queue(job, queues, accepted.tenant, accepted.rendered.needs.priority)
+    if queue is not None and queue.multikueue is not None:
+        _check_alone(accepted, queue)
     asked = job.model_copy(update={"cluster_id": cluster})
     placed, needs = _within_limits(asked, accepted.rendered, queue, parts)
     chosen = queue.name if queue is not None and job.policy.queue_name is None else None
@@ -139,6 +141,15 @@ def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, part
         found = mistake.problem
         hint = f"{found.hint}; it may be a default of queue {queue.name}"
         raise invalid((replace(found, hint=hint),)) from mistake
+
+
+def _check_alone(accepted: AcceptedJob, queue: TenantQueue) -> None:
+    """Refuse a job of several objects for a queue that sends jobs elsewhere: MultiKueue takes the Job alone along.
+    Raises ApiRefusal."""
+    others = sorted({one["kind"] for one in accepted.rendered.objects} - {"Job"})
+    if others:
+        limit = f"sends jobs to other clusters, and MultiKueue leaves {' and '.join(others)} behind"
+        raise mistaken("policy.queue_name", queue.name, limit, "name a queue of this cluster, or submit it elsewhere")
 
 
 def _count_submission(queue: TenantQueue | None, needs: Needs, parts: ApiParts, cluster: str) -> None:

@@ -34,6 +34,10 @@ GANGS: Final = {
         "test_a_gang_of_a_job_set_outlives_its_jobs "
         "test_pods_are_told_that_some_of_them_are_missing test_pods_are_told_that_their_gang_cannot_be_made"
     ),
+    "- **Pods of a Kubernetes `PodGroup`**": (
+        "test_two_groups_that_fit_alone_but_not_together_run_one_after_the_other "
+        "test_a_gang_is_made_for_a_group_and_follows_it test_only_groups_of_policy_gang_are_gangs"
+    ),
     "- **All necessary members exist": (
         "test_owners_that_make_members_late_need_only_the_first "
         "test_extra_members_are_placed_as_soon_as_the_base_is_admitted"
@@ -109,6 +113,12 @@ GANGS: Final = {
         "test_a_node_that_is_added_starts_a_waiting_gang test_hopeless_gangs_are_tried_ever_more_rarely "
         "test_a_finished_gang_stays_as_it_is"
     ),
+    "A running gang that lacks a member": (
+        "test_a_gang_hears_why_what_it_lacks_finds_no_place "
+        "test_a_gang_that_lacks_a_member_says_why_its_successor_waits "
+        "test_a_gang_hears_that_its_own_members_leave_no_room "
+        "test_deactivation_gives_everything_back_and_activation_starts_again"
+    ),
     "**Order.**": (
         "test_order_is_priority_then_age_then_name test_strict_order_keeps_later_gangs_waiting "
         "test_a_gang_behind_the_head_takes_what_the_head_cannot_use test_a_head_that_can_use_nothing_blocks_nobody "
@@ -179,13 +189,15 @@ GANGS: Final = {
         "test_cpu_and_pod_room_count_for_all_members test_capacity_is_counted_in_islands_not_in_gpus "
         "test_hosts_that_kube_scheduler_would_refuse_do_not_count test_members_go_where_their_bound_volume_is "
         "test_members_with_volumes_of_their_own_go_each_to_its_own test_a_claim_that_is_bound_later_counts_from_then_on"
+        " test_a_node_takes_as_many_members_as_it_takes_volumes test_a_new_volume_is_made_where_storage_has_room_for_it"
     ),
     "A plan is then rehearsed": (
         "test_members_keep_their_rules_among_themselves test_a_gang_that_cannot_keep_its_rules_waits_and_says_so "
         "test_a_plan_is_found_if_and_only_if_members_could_be_bound_one_by_one test_kube_scheduler_takes_every_plan"
     ),
     "A gang waits, with the reason in words": (
-        "test_a_member_with_resource_claims_is_refused_in_words test_a_claim_that_no_node_can_serve_is_named"
+        "test_a_member_with_resource_claims_is_refused_in_words test_a_claim_that_no_node_can_serve_is_named "
+        "test_a_claim_for_one_pod_that_another_pod_uses_is_named"
     ),
     "The search then takes the nearest domain": "test_no_placement_is_nearer_or_in_fewer_domains",
     "1. least room left over": "test_the_tightest_rack_is_taken_and_whole_ones_are_left",
@@ -231,7 +243,10 @@ GANGS: Final = {
     "| below a slice, one host of four": "test_where_our_order_takes_other_hosts_than_kueues",
     "| of racks that fit equally": "test_where_our_order_takes_other_hosts_than_kueues",
     "- Under Kueue, a pod group": "test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back",
-    "- The room that storage has left": "test_a_member_that_kube_scheduler_refuses_ends_the_admission",
+    "- Static volumes that several nodes reach": (
+        "test_a_plan_that_is_let_through_finds_volumes_in_every_order "
+        "test_a_plan_that_needs_more_volumes_on_a_node_is_told"
+    ),
     "- kube-scheduler may evict a necessary member": (
         "test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole "
         "test_a_gang_of_which_others_take_a_member_waits_for_its_successor"

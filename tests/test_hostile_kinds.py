@@ -23,7 +23,7 @@ from tests.builders import NOW, claim_json, lease_json, make_report, pod_json, r
 from tests.fakes.clock import ManualClock
 from tests.test_hostile_objects import CALLS_MIN, CALLS_PER_BYTE, CLAIM, FUZZ, KEPT_BYTES_MAX, NONSENSE, calls_of, quiet  # noqa: F401
 from tests.worst_inputs import LABELS, NUMBERS, OBJECT_BYTES_MAX
-from webhook.app import decide
+from webhook.app import Lookups, decide
 from webhook.errors import WebhookError
 from webhook.requests import ClaimLookup, Defaults
 from webhook.review import Denial, Mutation, decode_review, encode_answer
@@ -94,6 +94,17 @@ OBJECTS: dict[WatchedKind, dict[str, Any]] = {
         "provisioner": "kubernetes.io/no-provisioner",
         "volumeBindingMode": "WaitForFirstConsumer",
         "allowedTopologies": [{"matchLabelExpressions": [{"key": LABEL, "values": ["x"]}]}],
+    },
+    WatchedKind.CSI_NODE: {
+        "metadata": {"name": "n1"},
+        "spec": {"drivers": [{"name": "disks.example.com", "nodeID": "n1", "allocatable": {"count": 8}}]},
+    },
+    WatchedKind.CSI_DRIVER: {"metadata": {"name": "disks.example.com"}, "spec": {"storageCapacity": True}},
+    WatchedKind.STORAGE_CAPACITY: {
+        "metadata": {"name": "c", "namespace": "team"},
+        "storageClassName": "local",
+        "nodeTopology": {"matchLabels": {LABEL: "x"}},
+        "capacity": "10Gi",
     },
     WatchedKind.NAMESPACE: {"metadata": {"name": "team", "labels": {LABEL: "x"}}},
 }
@@ -200,12 +211,15 @@ class Lookup:
     async def refusal(self, _namespace: str, _pod: Any) -> Denial | None:
         return None
 
+    async def gang_of(self, _namespace: str, _pod: Any) -> str:
+        return ""
+
 
 def answer_of(body: bytes) -> tuple[Mutation | Denial | None, bytes]:
     """Return the webhook's decision and its answer; None for what it takes for no review."""
     try:
         review = decode_review(body)
-        decision = asyncio.run(decide(review, claims=Lookup(), devices=Lookup(), defaults=Defaults()))
+        decision = asyncio.run(decide(review, lookups=Lookups(Lookup(), Lookup(), Lookup()), defaults=Defaults()))
     except WebhookError as error:
         return None, str(error).encode()
     return decision, encode_answer(review.uid, decision)

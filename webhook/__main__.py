@@ -19,9 +19,10 @@ from atoll.service.errors import SettingsError
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import run, supervise
-from webhook.app import webhook_application
+from webhook.app import Lookups, webhook_application
 from webhook.claims import ClaimFinder
 from webhook.device_lookup import DeviceFinder
+from webhook.group_lookup import GroupFinder
 from webhook.metrics import webhook_metrics
 from webhook.requests import Defaults
 from webhook.serving import ServingCertificate, TlsSecret, decode_secret
@@ -73,8 +74,7 @@ async def serve_webhook(values: WebhookSettings) -> None:
             keep_nodes=values.keep_nodes,
         )
         app = webhook_application(
-            claims=ClaimFinder(client, claims, counted),
-            devices=DeviceFinder(client),
+            lookups=Lookups(ClaimFinder(client, claims, counted), DeviceFinder(client), GroupFinder(client)),
             defaults=defaults,
             metrics=counted,
         )

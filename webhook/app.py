@@ -5,6 +5,7 @@ looks the claim up, lets `mutate` decide, and encodes. It writes nothing, so a d
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -36,21 +37,32 @@ class DeviceSource(Protocol):
     async def refusal(self, namespace: str, pod: AdmittedPod) -> Denial | None: ...
 
 
-def webhook_application(
-    *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults, metrics: WebhookMetrics
-) -> web.Application:
+class GroupSource(Protocol):
+    """The lookup of PodGroups that the webhook needs."""
+
+    async def gang_of(self, namespace: str, pod: AdmittedPod) -> str | Denial: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What the webhook asks the API server for."""
+
+    claims: ClaimSource
+    devices: DeviceSource
+    groups: GroupSource
+
+
+def webhook_application(*, lookups: Lookups, defaults: Defaults, metrics: WebhookMetrics) -> web.Application:
     """Return the application that answers reviews; health and metrics live on another port."""
     app = application(body_bytes_max=BODY_BYTES_MAX)
-    app.router.add_post(MUTATE_PATH, _handler(claims=claims, devices=devices, defaults=defaults, metrics=metrics))
+    app.router.add_post(MUTATE_PATH, _handler(lookups=lookups, defaults=defaults, metrics=metrics))
     return app
 
 
-async def decide(
-    review: Review, *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults
-) -> Mutation | Denial:
+async def decide(review: Review, *, lookups: Lookups, defaults: Defaults) -> Mutation | Denial:
     """Answer one review; raises MalformedPod."""
     if review.writes_job:
-        return await _decide_job(review, claims=claims, devices=devices, defaults=defaults)
+        return await _decide_job(review, lookups=lookups, defaults=defaults)
     if not review.creates_pod:
         return Mutation()
     pod = review.pod()
@@ -59,34 +71,39 @@ async def decide(
     name = claim_name_of(pod)
     if isinstance(name, Denial):
         return name
-    claim = None if name is None else await claims.find(review.namespace, name)
-    decision = mutate(pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults)
+    claim = None if name is None else await lookups.claims.find(review.namespace, name)
+    group = await lookups.groups.gang_of(review.namespace, pod) if concerns_atoll(pod) else ""
+    if isinstance(group, Denial):
+        return group
+    decision = mutate(
+        pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults, pod_group=group
+    )
     if isinstance(decision, Denial) or not concerns_atoll(pod):
         return decision
-    return await devices.refusal(review.namespace, pod) or decision
+    return await lookups.devices.refusal(review.namespace, pod) or decision
 
 
-async def _decide_job(
-    review: Review, *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults
-) -> Mutation | Denial:
+async def _decide_job(review: Review, *, lookups: Lookups, defaults: Defaults) -> Mutation | Denial:
     template = review.template()
     name = claim_name_of(template)
     if name is None or isinstance(name, Denial):
         return name or Mutation()
-    claim = await claims.find(review.namespace, name)
+    claim = await lookups.claims.find(review.namespace, name)
     is_new = review.operation == "CREATE"
     decision = complete_template(template, namespace=review.namespace, claim=claim, defaults=defaults, is_new=is_new)
-    return decision if isinstance(decision, Denial) else await devices.refusal(review.namespace, template) or decision
+    if isinstance(decision, Denial):
+        return decision
+    return await lookups.devices.refusal(review.namespace, template) or decision
 
 
 def _handler(
-    *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults, metrics: WebhookMetrics
+    *, lookups: Lookups, defaults: Defaults, metrics: WebhookMetrics
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         with metrics.seconds.time():
             try:
                 review = decode_review(await request.read())
-                decision = await decide(review, claims=claims, devices=devices, defaults=defaults)
+                decision = await decide(review, lookups=lookups, defaults=defaults)
             except WebhookError as error:
                 metrics.reviews.labels("malformed").inc()
                 log.warning("Refused a malformed review", err=str(error))

@@ -18,8 +18,11 @@ OBJECT_NAME: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9.]*[a-z0-9])?\Z
 POD_SET_NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z", re.ASCII)
 
 
-def gang_of(pod: AdmittedPod, claim: GpuClaim | None) -> str | Denial:
-    """Return the gang that the pod belongs to, an empty text for none, or the denial of a membership that cannot be."""
+def gang_of(pod: AdmittedPod, claim: GpuClaim | None, pod_group: str = "") -> str | Denial:
+    """Return the gang that the pod belongs to, an empty text for none, or the denial of a membership that cannot be.
+
+    `pod_group`: the PodGroup of policy gang that the pod belongs to; empty for none.
+    """
     annotated = pod.annotations.get(names.GANG, "")
     referred = claim.spec.gang_ref or "" if claim is not None else ""
     if annotated and referred and annotated != referred:
@@ -29,6 +32,17 @@ def gang_of(pod: AdmittedPod, claim: GpuClaim | None) -> str | Denial:
             400,
         )
     gang = annotated or referred
+    if pod_group and gang and gang != pod_group:
+        return Denial(
+            f"the pod is of PodGroup {pod_group!r}, whose pods start together, and of gang {gang[:80]!r}; a pod is of "
+            "one gang: give both the same name, or remove one",
+            400,
+        )
+    if pod_group and names.GANG_SIZE in pod.annotations:
+        return Denial(
+            f"annotation {names.GANG_SIZE} has no effect beside minCount of PodGroup {pod_group!r}; remove it", 400
+        )
+    gang = gang or pod_group
     return _refuse_without_gang(pod) if not gang else _refuse_words(pod, gang) or gang
 
 

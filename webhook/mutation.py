@@ -40,14 +40,21 @@ KEY_LENGTH_MAX: Final = 128
 
 
 def mutate(
-    pod: AdmittedPod, *, namespace: str, user: User, claim: ClaimLookup | None, defaults: Defaults
+    pod: AdmittedPod,
+    *,
+    namespace: str,
+    user: User,
+    claim: ClaimLookup | None,
+    defaults: Defaults,
+    pod_group: str = "",
 ) -> Mutation | Denial:
-    """Decide about the pod; `claim` is the lookup of the claim that it names, None when it names none."""
+    """Decide about the pod; `claim` is the lookup of the claim that it names, None when it names none; `pod_group` is
+    the PodGroup of policy gang that it belongs to."""
     if is_mirror(pod, user=user) or not concerns_atoll(pod):
         stripped = _strip(pod, claim_uid="")
         told = Mutation(operations=stripped.operations, warnings=(*stripped.warnings, *_unknown(pod)))
         return _refuse_unclaimed_class(pod, user=user) or told
-    demand = resolve_request(pod, namespace=namespace, claim=claim, defaults=defaults)
+    demand = resolve_request(pod, namespace=namespace, claim=claim, defaults=defaults, pod_group=pod_group)
     if isinstance(demand, Denial):
         return demand
     completed = complete(pod, demand=demand, defaults=defaults)

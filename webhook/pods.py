@@ -74,6 +74,12 @@ class AdmittedGate(WireView, frozen=True):
     name: str = ""
 
 
+class AdmittedGroup(WireView, frozen=True):
+    """`spec.schedulingGroup`: Kubernetes' own group of the pod."""
+
+    pod_group_name: str = ""
+
+
 class PodResourceClaim(WireView, frozen=True):
     """One entry of `spec.resourceClaims`: devices by dynamic resource allocation."""
 
@@ -99,6 +105,8 @@ class AdmittedPodSpec(WireView, frozen=True):
     node_name: str = ""
     runtime_class_name: str | None = None
     scheduling_gates: tuple[AdmittedGate, ...] = ()
+    scheduling_group: AdmittedGroup | None = None
+    priority: int = 0
     resource_claims: tuple[PodResourceClaim, ...] = ()
 
 

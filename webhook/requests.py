@@ -86,11 +86,12 @@ def claim_name_of(pod: AdmittedPod) -> str | Denial | None:
 
 
 def resolve_request(
-    pod: AdmittedPod, *, namespace: str, claim: ClaimLookup | None, defaults: Defaults
+    pod: AdmittedPod, *, namespace: str, claim: ClaimLookup | None, defaults: Defaults, pod_group: str = ""
 ) -> ResolvedRequest | Denial:
-    """Resolve what the pod asks for; `claim` is the lookup of the name that `claim_name_of` gave, None without one."""
+    """Resolve what the pod asks for; `claim` is the lookup of the name that `claim_name_of` gave, None without one;
+    `pod_group` is the PodGroup of policy gang that the pod belongs to."""
     if claim is None:
-        gang = gang_of(pod, None)
+        gang = gang_of(pod, None, pod_group)
         if isinstance(gang, Denial):
             return gang
         resource = "" if gang and not atoll_resources(pod) else names.GPU_RESOURCE
@@ -102,7 +103,7 @@ def resolve_request(
         return Denial(
             f"GpuClaim {name!r} is being deleted; wait until it is gone and create it again, or name another one"
         )
-    gang = gang_of(pod, claim)
+    gang = gang_of(pod, claim, pod_group)
     return gang if isinstance(gang, Denial) else _resolved(claim, name=name, gang=gang, defaults=defaults)
 
 

@@ -1,6 +1,6 @@
 """Every label, annotation and environment variable on the objects that a job becomes.
 
-Beside atoll.api.names, because the scheduler does not use them: containers and systems that track jobs read them.
+Beside atoll.api.names, because containers and systems that track jobs read them; the controllers read one.
 """
 
 from typing import Final
@@ -35,6 +35,8 @@ DEADLINE: Final = "job.gpu.scheduling/deadline"
 SCHEDULED_START: Final = "job.gpu.scheduling/scheduled-start"
 ML_ANNOTATION_PREFIX: Final = "ml.gpu.scheduling/"
 """With the name of an attribute, its underscores as dashes: the job's own value."""
+RESERVATION_TIMEOUT: Final = "ml.gpu.scheduling/reservation-timeout-s"
+"""One of these: seconds for which a GpuReservation is kept after the pod, for the next one."""
 
 # What others look for.
 QUEUE_NAME: Final = "kueue.x-k8s.io/queue-name"

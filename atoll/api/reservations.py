@@ -15,6 +15,7 @@ from atoll.api.topologies import NodeLabel
 
 COUNT_MAX = 4096
 USERS_MAX = 64
+TIMEOUT_SECONDS_MAX = 31_622_400
 
 Moment = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 NamespaceName = Annotated[str, Field(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -82,7 +83,7 @@ class GpuReservationSpec(Model):
         int | None,
         Field(
             ge=1,
-            le=31_622_400,
+            le=TIMEOUT_SECONDS_MAX,
             description="releases its GPUs for good after no pod has used any of them for this time",
         ),
     ] = None
@@ -117,6 +118,12 @@ class GpuReservationStatus(Model):
         Field(description="GPUs by node", max_length=COUNT_MAX, json_schema_extra=list_map("node")),
     ] = ()
     unused_since: Annotated[Moment | None, Field(description="since when no pod has used any of its GPUs")] = None
+    asked_timeout_seconds: Annotated[
+        int | None,
+        Field(
+            ge=1, le=TIMEOUT_SECONDS_MAX, description="unusedTimeoutSeconds that the pods ask for which used it last"
+        ),
+    ] = None
     observed_generation: (
         Annotated[int, Field(description="generation of the spec that this status describes", ge=0)] | None
     ) = None

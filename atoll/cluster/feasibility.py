@@ -2,31 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from atoll.api import names
 from atoll.cluster import host_fit
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices, cell_of, is_mig_parent
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import offer, plain
 from topology.device_requests import gpus
 
 FACTS_SHOWN: Final = 3
-
-
-class Verdict(StrEnum):
-    """What may be said of a request now."""
-
-    FITS = "fits"
-    BUSY = "busy"
-    """It fits once others have left."""
-    UNKNOWN = "not known yet"
-    """A fact is missing or may change: a report, a claim, a cordon, a card that is withheld."""
-    NEVER = "never"
-    """No machine as it is can hold it, even empty."""
 
 
 def all_positions(devices: NodeDevices) -> int:
@@ -44,7 +30,7 @@ def machine_verdict(devices: NodeDevices, request: Request) -> Verdict:
     """Return why a machine cannot serve the request now: others hold its GPUs, some are withheld, or it never can."""
     answer = offer(cell_of(devices.shape, all_positions(devices)), plain(request))
     if isinstance(answer, Rejection):
-        return Verdict.UNKNOWN if answer.reason == names.REJECT_FABRIC else Verdict.NEVER
+        return Verdict.UNKNOWN if answer.verdict is Verdict.UNKNOWN else Verdict.NEVER
     return Verdict.BUSY if could_serve(devices, request, only_well=True) else Verdict.UNKNOWN
 
 
@@ -101,12 +87,13 @@ def pod_verdict(pod: Pod, request: Request, nodes: Iterable[NodeFacts]) -> tuple
         if verdict in (Verdict.FITS, Verdict.BUSY):
             return verdict, ()
         if verdict is Verdict.UNKNOWN:
-            facts.append(missing_fact(one))
+            facts.append(missing_fact(one, request))
     return (Verdict.UNKNOWN, tuple(facts)) if facts else (Verdict.NEVER, ())
 
 
-def missing_fact(facts: NodeFacts) -> str:
-    """Return what must change so that the whole machine counts, as the end of "fits when"; empty if nothing."""
+def missing_fact(facts: NodeFacts, request: Request | None = None) -> str:
+    """Return what must change so that the whole machine counts, for the request if there is one, as the end of "fits
+    when"; empty if nothing."""
     node, devices, name = facts.node, facts.devices, facts.node.metadata.name
     if not host_fit.is_ready(node):
         return f"{name} is Ready"
@@ -114,6 +101,9 @@ def missing_fact(facts: NodeFacts) -> str:
         return f"{name} is uncordoned" if node.spec.unschedulable else f"{name} loses the taints of its state"
     if devices is None or facts.free is None:
         return f"the agent of {name} reports" + (" again" if devices is not None else "")
+    answer = offer(cell_of(devices.shape, all_positions(devices)), plain(request)) if request is not None else None
+    if isinstance(answer, Rejection) and answer.verdict is Verdict.UNKNOWN:
+        return f"{name} no longer reports: {answer.reason}"
     missing = (all_positions(devices) & ~devices.usable).bit_count()
     return f"{name} gives out the {gpus(missing)} that it withholds" if missing else ""
 

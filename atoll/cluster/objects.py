@@ -212,6 +212,7 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    scheduling_group: dict[str, str] = {}
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
     volumes: tuple[Volume, ...] = ()
@@ -340,6 +341,7 @@ class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"
     capacity: dict[str, str] = {}
     access_modes: tuple[str, ...] = ()
     volume_mode: str = "Filesystem"
+    csi: dict[str, Any] = {}
     claim_ref: ObjectName | None = None
 
 

@@ -5,7 +5,9 @@ Filter, bind, wake-ups and explanations all resolve a request here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import lru_cache
+from typing import Final
 
 from atoll.api import names
 from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
@@ -20,11 +22,36 @@ from atoll.cluster.reservation_use import reservation_name, reservation_of, why_
 from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 
+class Verdict(StrEnum):
+    """What may be said of a request now."""
+
+    FITS = "fits"
+    BUSY = "busy"
+    """It fits once others have left."""
+    UNKNOWN = "not known yet"
+    """A fact is missing or may change: a report, a claim, a cordon, a card that is withheld."""
+    NEVER = "never"
+    """No machine as it is can hold it, even empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a request or a node is refused: a short constant phrase from atoll.api.names or topology."""
+    """Why a request or a node is refused: a short constant phrase from atoll.api.names or topology, and the verdict as
+    far as it follows from what was looked at."""
 
     reason: str
+    verdict: Verdict = Verdict.NEVER
+
+
+UNSETTLED: Final = frozenset(
+    (names.REJECT_CLAIM_MISSING, names.REJECT_GANG, names.REJECT_RESERVATION_MISSING, names.REJECT_RESERVATION_EARLY)
+)
+"""Refusals of a request that end without anybody changing the pod."""
+
+
+def refused_request(reason: str) -> Rejection:
+    """Return the refusal of a request that no node can serve as it is."""
+    return Rejection(reason, Verdict.UNKNOWN if reason in UNSETTLED else Verdict.NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +93,31 @@ def request_of(
         return replace(found, reservation=held)
     reason = why_unusable(pod, reservation, found.ask.count)
     if reason or reservation is None:
-        return Rejection(reason)
+        return refused_request(reason)
     return replace(found, reservation=reservation.metadata.uid)
 
 
 def _request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool) -> Request | Rejection:
     claim_name = pods.claim_name(pod)
     if pod_annotations_bytes(pod) > OTHER_BYTES_MAX:
-        return Rejection(names.REJECT_ANNOTATIONS)
+        return refused_request(names.REJECT_ANNOTATIONS)
     if names.GANG in pod.metadata.annotations and not is_admitted:
-        return Rejection(names.REJECT_GANG)
+        return refused_request(names.REJECT_GANG)
     if not claim_name:
         total, counts = _counts(pod, names.GPU_RESOURCE)
         if not 0 < total <= COUNT_MAX:
-            return Rejection(names.REJECT_COUNT_MISMATCH)
+            return refused_request(names.REJECT_COUNT_MISMATCH)
         return bare_request(total, counts)
     if claim is None:
-        return Rejection(names.REJECT_CLAIM_MISSING)
+        return refused_request(names.REJECT_CLAIM_MISSING)
     if pod.metadata.annotations.get(names.CLAIM_UID) != claim.metadata.uid:
-        return Rejection(names.REJECT_CLAIM_REPLACED)
+        return refused_request(names.REJECT_CLAIM_REPLACED)
     if claim.spec.gang_ref and pod.metadata.annotations.get(names.GANG) != claim.spec.gang_ref:
-        return Rejection(names.REJECT_GANG)
+        return refused_request(names.REJECT_GANG)
     devices = claim.spec.devices
     total, counts = _counts(pod, names.mig_resource(devices.mig_profile) if devices.mig_profile else names.GPU_RESOURCE)
     if total != devices.count:
-        return Rejection(names.REJECT_COUNT_MISMATCH)
+        return refused_request(names.REJECT_COUNT_MISMATCH)
     return device_request(devices, claim_name, claim.spec.visible_devices, counts)
 
 

@@ -4,11 +4,11 @@ Returns the reason as one of the short phrases of atoll.api.names, or an empty s
 so that this module needs no clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from atoll.api import names
-from atoll.api.reservations import GpuReservation, GpuReservationStatus, ReservationPhase
+from atoll.api import job_names, names
+from atoll.api.reservations import TIMEOUT_SECONDS_MAX, GpuReservation, GpuReservationStatus, ReservationPhase
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod
 
@@ -49,3 +49,21 @@ def why_unusable(pod: Pod, reservation: GpuReservation | None, count: int) -> st
     if not may_hold(reservation):
         return names.REJECT_RESERVATION_OVER
     return names.REJECT_RESERVATION_SMALL if count > spec.shape.count else ""
+
+
+def has_one_user(reservation: GpuReservation) -> bool:
+    """Return whether it is for one namespace or one account alone, so that its pods may shorten it for nobody else."""
+    return len(reservation.spec.namespaces) + len(reservation.spec.service_accounts) == 1
+
+
+def asked_timeout_seconds(pods: Iterable[Pod]) -> int | None:
+    """Return for how long pods want their reservation kept after them: the longest time; None if one sets no time."""
+    asked = [_timeout_seconds(pod) for pod in pods]
+    known = [seconds for seconds in asked if seconds is not None]
+    return max(known) if known and len(known) == len(asked) else None
+
+
+def _timeout_seconds(pod: Pod) -> int | None:
+    text = pod.metadata.annotations.get(job_names.RESERVATION_TIMEOUT, "")
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(TIMEOUT_SECONDS_MAX))
+    return int(text) if is_number and 1 <= int(text) <= TIMEOUT_SECONDS_MAX else None

@@ -28,7 +28,9 @@ from atoll.api.reservations import (
 from atoll.api.times import seconds_of, text_of
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.machines import NodeDevices
+from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, bare_request
+from atoll.cluster.reservation_use import asked_timeout_seconds, has_one_user
 from atoll.cluster.selection import Candidate, device_groups, select
 from topology.islands import islands
 
@@ -70,16 +72,18 @@ def decide(
     now_seconds: float,
     *,
     gone: Collection[str] = (),
+    users: Collection[Pod] = (),
 ) -> ReservationDecision:
     """Decide about one reservation. `leases`: all that belong to it; `offers`: every node with a fresh report; `gone`:
-    nodes of Leases that were deleted, unlike those that are only silent."""
+    nodes of Leases that were deleted, unlike those that are only silent; `users`: the known pods of Leases."""
     before, spec = reservation.status or GpuReservationStatus(), reservation.spec
     idle = [record for record in leases if record.holder.uid == reservation.metadata.uid]
     used = [record for record in leases if record.holder.uid != reservation.metadata.uid]
     unused_since = None if used else before.unused_since or text_of(now_seconds)
+    asked = asked_timeout_seconds(users) if users else before.asked_timeout_seconds
     phase, message, again = _phase(reservation, before, unused_since, now_seconds)
     if phase is not ReservationPhase.FILLING:
-        status = _status(reservation, phase, message, (), used, None)
+        status = _status(reservation, phase, message, (), used)
         return ReservationDecision(status, released=tuple(idle), again_seconds=again)
     sick = [record for record in idle if record.node in gone or _is_withheld(record, offers)]
     well = [record for record in idle if record not in sick]
@@ -93,7 +97,8 @@ def decide(
     else:
         phase = ReservationPhase.ACTIVE
     devices = [*taken, *(ReservedDevice(one.node, one.device_id, one.device_uuid) for one in kept)]
-    status = _status(reservation, phase, message, devices, used, unused_since)
+    status = _status(reservation, phase, message, devices, used)
+    status = status.model_copy(update={"unused_since": unused_since, "asked_timeout_seconds": asked})
     return ReservationDecision(status, taken, (*sick, *surplus), again)
 
 
@@ -124,10 +129,12 @@ def _phase(
         return ReservationPhase.PENDING, f"begins at {spec.starts}", starts - now_seconds
     waits = [] if ends is None else [ends - now_seconds]
     idle_since = seconds_of(unused_since or "")
-    if spec.unused_timeout_seconds is not None and idle_since is not None:
-        rest = idle_since + spec.unused_timeout_seconds - now_seconds
+    timeouts = (spec.unused_timeout_seconds, before.asked_timeout_seconds if has_one_user(reservation) else None)
+    timeout = min((one for one in timeouts if one is not None), default=None)
+    if timeout is not None and idle_since is not None:
+        rest = idle_since + timeout - now_seconds
         if rest <= 0:
-            text = f"no pod used it for {spec.unused_timeout_seconds} s, so its GPUs were released; create another one"
+            text = f"no pod used it for {timeout} s, so its GPUs were released; create another one"
             return ReservationPhase.RELEASED, text, None
         waits.append(rest)
     return ReservationPhase.FILLING, "", min(waits, default=None)
@@ -139,7 +146,6 @@ def _status(
     message: str,
     idle: Iterable[ReservedDevice],
     used: Sequence[LeaseRecord],
-    unused_since: str | None,
 ) -> GpuReservationStatus:
     waiting = list(idle)
     by_node: dict[str, set[int]] = {}
@@ -152,7 +158,6 @@ def _status(
         idle=len(waiting),
         used=len(used),
         nodes=tuple(ReservedNode(node=node, ids=tuple(sorted(ids))) for node, ids in sorted(by_node.items())),
-        unused_since=unused_since,
         observed_generation=reservation.metadata.generation or None,
     )
 

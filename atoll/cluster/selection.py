@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from atoll.api import names
 from atoll.cluster.machines import Cell, DeviceAttributes, NodeDevices, NodeShape, cell_of
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from topology.choice import Choice, ChoiceRefusal, choose, island_names, would_ever_fit
 from topology.demand import PRIOR, Demand
 from topology.model import Machine
@@ -158,8 +158,9 @@ def _matching(shape: NodeShape, request: Request) -> int | Rejection:
     for reason, holds in tests:
         kept = [(position, card) for position, card in left if holds(card)]
         if not kept:
-            is_unknown = reason == names.REJECT_NO_MEMORY and any(not card.memory_bytes for _, card in left)
-            return Rejection(names.REJECT_MEMORY_UNKNOWN if is_unknown else reason)
+            if reason == names.REJECT_NO_MEMORY and any(not card.memory_bytes for _, card in left):
+                reason = names.REJECT_MEMORY_UNKNOWN
+            return Rejection(reason, Verdict.UNKNOWN if reason == names.REJECT_FABRIC else Verdict.NEVER)
         left = kept
     return sum(1 << position for position, _ in left)
 
@@ -170,21 +171,26 @@ def _is_wanted(card: DeviceAttributes, request: Request) -> bool:
 
 @lru_cache(maxsize=GROUPS_MAX)
 def _groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rejection:
-    """Return the groups, each of one model unless the claim allows mixing; what is free is no matter."""
+    """Return the groups that have enough devices, each of one model unless the claim allows mixing; what is free is no
+    matter."""
     matching = _matching(shape, request)
     if isinstance(matching, Rejection):
         return matching
     kind = sum(1 << i for i, card in enumerate(shape.cards) if card.mig_profile == request.mig_profile)
     part = part_of(shape.machine, kind)
-    if request.mixed_models:
-        return (DeviceGroup(0, matching, part),)
     by_model: dict[str, int] = {}
     for position, card in enumerate(shape.cards):
         if matching >> position & 1:
-            by_model[card.model] = by_model.get(card.model, 0) | 1 << position
-    ranked = [(_preference(model, request), model, mask) for model, mask in by_model.items()]
+            model = "" if request.mixed_models else card.model
+            by_model[model] = by_model.get(model, 0) | 1 << position
+    ranked = [
+        (_preference(model, request), model, mask)
+        for model, mask in by_model.items()
+        if mask.bit_count() >= request.ask.count
+    ]
     ranked.sort(key=lambda row: (row[0], -row[2].bit_count(), row[1]))
-    return tuple(DeviceGroup(rank, mask, part, model) for rank, model, mask in ranked)
+    groups = tuple(DeviceGroup(rank, mask, part, model) for rank, model, mask in ranked)
+    return groups or Rejection(names.REJECT_NEVER_FITS)
 
 
 def device_groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rejection:
@@ -197,7 +203,5 @@ def _preference(model: str, request: Request) -> int:
 
 
 def _rejection(groups: tuple[DeviceGroup, ...], request: Request, refusals: list[ChoiceRefusal]) -> Rejection:
-    if max(group.mask.bit_count() for group in groups) < request.ask.count:
-        return Rejection(names.REJECT_NEVER_FITS)
     never = would_ever_fit(groups[0].part.machine, request.ask)
-    return Rejection(str((never or refusals[0]).reason))
+    return Rejection(str((never or refusals[0]).reason), Verdict.NEVER if never else Verdict.BUSY)

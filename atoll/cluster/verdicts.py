@@ -14,8 +14,9 @@ from itertools import compress
 import numpy as np
 
 from atoll.api import names
+from atoll.cluster.feasibility import machine_verdict
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import Candidate, CellOffer, offer, plain
 
 
@@ -23,8 +24,9 @@ from atoll.cluster.selection import Candidate, CellOffer, offer, plain
 class NodeVerdicts:
     """Answer of filter: the names that fit, in the order of the question, and the first of them in the order (model
     preference, cost and price of CPU, free CPU, node name). `rejected` has the reason of every name where none fits;
-    else nobody would read it."""
+    else nobody would read it. `verdict`: of all nodes together."""
 
+    verdict: Verdict
     feasible: Sequence[str] = ()
     rejected: Mapping[str, str] = field(default_factory=dict)
     best: Candidate | None = None
@@ -56,7 +58,7 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
     """
     request = question.request
     if isinstance(request, Rejection):
-        return NodeVerdicts(rejected=dict.fromkeys(node_names, request.reason))
+        return NodeVerdicts(request.verdict, rejected=dict.fromkeys(node_names, request.reason))
     held = {record.node for record in ledger.leases_of(question.uid)}
     if held:
         verdicts = _judge([name for name in node_names if name in held], request, question, ledger)
@@ -74,8 +76,10 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
 
 
 def _elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts, reason: str) -> NodeVerdicts:
-    """Return verdicts in which no node fits: nodes that were not checked are refused for the reason."""
-    return NodeVerdicts(rejected={**dict.fromkeys(node_names, reason), **verdicts.rejected})
+    """Return verdicts in which no node fits: nodes that were not checked are refused for the reason. Where none was
+    checked, the pod's GPUs are on other nodes."""
+    verdict = verdicts.verdict if verdicts.rejected else Verdict.BUSY
+    return NodeVerdicts(verdict, rejected={**dict.fromkeys(node_names, reason), **verdicts.rejected})
 
 
 def _judge(node_names: Sequence[str], request: Request, question: FilterInput, ledger: Ledger) -> NodeVerdicts:
@@ -95,12 +99,26 @@ def _judge(node_names: Sequence[str], request: Request, question: FilterInput, l
     keys = fleet.with_node_costs(fleet.keys(states, asked, demand), rows, states, asked.ask, demand)
     least = keys.min(initial=np.inf)
     if least == np.inf:
-        return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), asked, ledger))
+        rejected = _reasons(node_names, states.tolist(), asked, ledger)
+        return NodeVerdicts(_verdict(node_names, states.tolist(), asked, ledger), rejected=rejected)
     name = fleet.pick(rows, keys, states, asked, demand, cpu_milli=question.cpu_milli)
     answer = offer(own.get(name) or fleet.cell_of(name), asked, demand)
     assert isinstance(answer, CellOffer)
     feasible = list(compress(node_names, (keys < np.inf).tobytes()))
-    return NodeVerdicts(feasible=feasible, best=answer.at(name))
+    return NodeVerdicts(Verdict.FITS, feasible=feasible, best=answer.at(name))
+
+
+def _verdict(node_names: Sequence[str], states: list[int], asked: Request, ledger: Ledger) -> Verdict:
+    """Return the verdict on machines of which none can serve the request now; those without a state are not known."""
+    kinds = {
+        (devices.shape, devices.usable): devices
+        for name, state in zip(node_names, states, strict=True)
+        if state and (devices := ledger.nodes.get(name)) is not None
+    }
+    found = {machine_verdict(devices, asked) for devices in kinds.values()}
+    if Verdict.BUSY in found:
+        return Verdict.BUSY
+    return Verdict.NEVER if states and all(states) and found <= {Verdict.NEVER} else Verdict.UNKNOWN
 
 
 def _reasons(node_names: Sequence[str], states: list[int], asked: Request, ledger: Ledger) -> dict[str, str]:

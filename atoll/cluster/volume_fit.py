@@ -1,13 +1,15 @@
 """Where the volumes of a pod let it run: bound ones by where they lie, others by where they can be found or made.
 
-As kube-scheduler's VolumeBinding and VolumeZone see it. A claim whose class binds at once is bound before its pod is
-scheduled at all. The room that storage has left (CSIStorageCapacity) and how many volumes a node takes are not weighed.
+As kube-scheduler's VolumeBinding, VolumeZone and VolumeRestrictions see it. A claim whose class binds at once is bound
+before its pod is scheduled at all.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
+from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity, capacity_terms
 from atoll.cluster.labels import selects
 from atoll.cluster.objects import (
     NodeSelectorTerm,
@@ -21,6 +23,7 @@ from atoll.cluster.quantities import parse_amount
 
 STATIC: Final = "kubernetes.io/no-provisioner"
 DELAYED: Final = "WaitForFirstConsumer"
+ONE_POD: Final = "ReadWriteOncePod"
 _ZONE_LABELS: Final = (
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
@@ -39,6 +42,9 @@ class Volumes:
     claims: Mapping[tuple[str, str], PersistentVolumeClaim] = field(default_factory=dict)
     volumes: Mapping[str, PersistentVolume] = field(default_factory=dict)
     classes: Mapping[str, StorageClass] | None = None
+    csi_nodes: Mapping[str, CsiNode] = field(default_factory=dict)
+    csi_drivers: Mapping[str, CsiDriver] = field(default_factory=dict)
+    capacities: Mapping[tuple[str, str], StorageCapacity] = field(default_factory=dict)
 
 
 def claim_names(pod: Pod) -> Iterator[str]:
@@ -69,43 +75,65 @@ def volume_requirements(pod: Pod, volumes: Volumes) -> tuple[Terms, ...]:
     return tuple(found)
 
 
-def volume_problem(pod: Pod, volumes: Volumes, *, shared: Collection[str] = ()) -> str:
+def is_for_one_pod(pod: Pod, volumes: Volumes) -> bool:
+    """Tell whether a claim of the pod may be used by one pod at a time."""
+    claims = (volumes.claims.get((pod.metadata.namespace, name)) for name in claim_names(pod))
+    return any(claim is not None and ONE_POD in claim.spec.access_modes for claim in claims)
+
+
+def volume_problem(
+    pod: Pod, volumes: Volumes, *, shared: Collection[str] = (), users: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Say which claim kube-scheduler would refuse the pod for, or some of the pods that share the claims `shared`, and
-    what to do; empty for none."""
+    what to do; empty for none. `users`: another pod on a node, by the claim that it uses."""
     for name in claim_names(pod) if volumes.classes is not None else ():
         claim = volumes.claims.get((pod.metadata.namespace, name))
         if claim is None:
             return f"PersistentVolumeClaim {name} does not exist; create it"
-        if claim.metadata.deletion_timestamp:
-            return f"PersistentVolumeClaim {name} is being deleted; create it anew"
-        if claim.status.phase == "Lost":
-            return f"PersistentVolumeClaim {name} has lost its volume {claim.spec.volume_name}; create both anew"
-        if claim.spec.volume_name and claim.status.phase == "Pending":
-            return f"PersistentVolumeClaim {name} is not bound to a volume yet"
-        if not claim.spec.volume_name:
-            wanted = claim.spec.storage_class_name or ""
-            kind = (volumes.classes or {}).get(wanted)
-            if wanted and kind is None:
-                return f"PersistentVolumeClaim {name} names StorageClass {wanted}, which does not exist; create it"
-            if kind is None or kind.volume_binding_mode != DELAYED:
-                return f"PersistentVolumeClaim {name} is not bound to a volume yet"
-            if name in shared and (kind.provisioner == STATIC or kind.allowed_topologies):
-                return (
-                    f"PersistentVolumeClaim {name} is not bound to a volume yet, and other members use it too; bind it "
-                    "before, or give each member a claim of its own"
-                )
+        problem = _refused_use(claim, shared, users) or _refused_state(claim) or _unbound(claim, volumes, shared)
+        if problem:
+            return f"PersistentVolumeClaim {name} {problem}"
     return ""
 
 
-def static_choices(pod: Pod, volumes: Volumes) -> tuple[PersistentVolume, ...] | None:
-    """Return the volumes of which each pod like this one needs one of its own; None where it needs none, or where one
-    can be made."""
-    for name in claim_names(pod):
-        claim = volumes.claims.get((pod.metadata.namespace, name))
-        kind = (volumes.classes or {}).get(claim.spec.storage_class_name or "") if claim is not None else None
-        if claim is not None and not claim.spec.volume_name and kind is not None and kind.provisioner == STATIC:
-            return tuple(_available(claim, volumes))
-    return None
+def _refused_use(claim: PersistentVolumeClaim, shared: Collection[str], users: Mapping[str, str]) -> str:
+    name = claim.metadata.name
+    if ONE_POD not in claim.spec.access_modes or (name not in shared and name not in users):
+        return ""
+    if name in shared:
+        return f"is for one pod ({ONE_POD}), and other members use it too; give each member a claim of its own"
+    return f"is for one pod ({ONE_POD}), and pod {users[name]} uses it"
+
+
+def _refused_state(claim: PersistentVolumeClaim) -> str:
+    if claim.metadata.deletion_timestamp:
+        return "is being deleted; create it anew"
+    if claim.status.phase == "Lost":
+        return f"has lost its volume {claim.spec.volume_name}; create both anew"
+    return "is not bound to a volume yet" if claim.spec.volume_name and claim.status.phase == "Pending" else ""
+
+
+def _unbound(claim: PersistentVolumeClaim, volumes: Volumes, shared: Collection[str]) -> str:
+    if claim.spec.volume_name:
+        return ""
+    wanted = claim.spec.storage_class_name or ""
+    kind = (volumes.classes or {}).get(wanted)
+    if wanted and kind is None:
+        return f"names StorageClass {wanted}, which does not exist; create it"
+    if kind is None or kind.volume_binding_mode != DELAYED:
+        return "is not bound to a volume yet"
+    if claim.metadata.name in shared and (kind.provisioner == STATIC or kind.allowed_topologies):
+        return (
+            "is not bound to a volume yet, and other members use it too; bind it before, or give each member a claim "
+            "of its own"
+        )
+    return ""
+
+
+def is_static(claim: PersistentVolumeClaim, volumes: Volumes) -> bool:
+    """Tell whether a claim is bound, with its first pod, to a volume that exists."""
+    kind = (volumes.classes or {}).get(claim.spec.storage_class_name or "")
+    return not claim.spec.volume_name and kind is not None and kind.provisioner == STATIC
 
 
 def reach(volume: PersistentVolume) -> Terms | None:
@@ -121,15 +149,11 @@ def _findable(claim: PersistentVolumeClaim, volumes: Volumes, classes: Mapping[s
         return None
     found: list[NodeSelectorTerm] = []
     if kind.provisioner != STATIC:
-        if not kind.allowed_topologies:
+        makeable = _makeable(claim, kind, volumes)
+        if makeable is None:
             return None
-        found += [
-            NodeSelectorTerm(
-                match_expressions=tuple(Requirement(row.key, "In", row.values) for row in term.match_label_expressions)
-            )
-            for term in kind.allowed_topologies
-        ]
-    for volume in _available(claim, volumes):
+        found += makeable
+    for volume in available(claim, volumes):
         terms = reach(volume)
         if terms is None:
             return None
@@ -137,7 +161,29 @@ def _findable(claim: PersistentVolumeClaim, volumes: Volumes, classes: Mapping[s
     return tuple(found)
 
 
-def _available(claim: PersistentVolumeClaim, volumes: Volumes) -> Iterator[PersistentVolume]:
+def _makeable(claim: PersistentVolumeClaim, kind: StorageClass, volumes: Volumes) -> list[NodeSelectorTerm] | None:
+    """Return where the driver of a class can make a volume for the claim; None for everywhere."""
+    allowed: list[NodeSelectorTerm | None] = [
+        NodeSelectorTerm(
+            match_expressions=tuple(Requirement(row.key, "In", row.values) for row in term.match_label_expressions)
+        )
+        for term in kind.allowed_topologies
+    ]
+    driver = volumes.csi_drivers.get(kind.provisioner)
+    roomy: list[NodeSelectorTerm | None] = [None]
+    if driver is not None and driver.spec.storage_capacity:
+        wanted = parse_amount("storage", claim.spec.resources.requests.get("storage", 0))
+        roomy = list(capacity_terms(volumes.capacities, kind.metadata.name, wanted))
+    both = [(one, other) for one in allowed or [None] for other in roomy]
+    if (None, None) in both:
+        return None
+    return [
+        NodeSelectorTerm(match_expressions=tuple(row for term in pair if term for row in term.match_expressions))
+        for pair in both
+    ]
+
+
+def available(claim: PersistentVolumeClaim, volumes: Volumes) -> Iterator[PersistentVolume]:
     """Yield the volumes that a claim can be bound to."""
     wanted = parse_amount("storage", claim.spec.resources.requests.get("storage", 0))
     for volume in volumes.volumes.values():

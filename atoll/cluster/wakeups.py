@@ -18,11 +18,11 @@ from itertools import chain
 
 from atoll.api import names
 from atoll.cluster import pods
-from atoll.cluster.feasibility import NodeFacts, Verdict, listed, pod_verdict
+from atoll.cluster.feasibility import NodeFacts, listed, pod_verdict
 from atoll.cluster.host_fit import node_reason, required_affinity
 from atoll.cluster.machines import NodeDevices, NodeShape
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import Candidate, select
 from atoll.cluster.weakness import needs_links, weaknesses
 from topology.demand import PRIOR, Demand

@@ -161,10 +161,10 @@ def decide_gang(gangs: IndexedGangs, gang: GpuGang) -> GangDecision:
         return GangDecision(view, decision.act, site.reason, site.message)
     asked = FindPlacesInput(view, decision.members, requests, site, _landscape(gangs, decision, requests))
     if decision.act is GangAction.REPLACE:
-        seats = place_missing(view, asked.chosen, requests, site, asked.landscape)
-        left = len(asked.chosen) - len(seats)
-        message = f"{left} of {len(asked.chosen)} members that it lacks find no place" if left else message
-        return GangDecision(view, decision.act, "WaitForRoom" if left else reason, message, seats, asked)
+        found = place_missing(view, asked.chosen, requests, site, asked.landscape)
+        if found.waiting is not None:
+            reason, message = found.waiting.reason, found.waiting.message
+        return GangDecision(view, decision.act, reason, message, found.assignments, asked)
     answer = find_places(view, asked.chosen, requests, site, asked.landscape)
     if isinstance(answer, NoPlacement):
         return GangDecision(view, decision.act, answer.reason, answer.message, (), asked)

@@ -29,7 +29,7 @@ class GangState(StrEnum):
     FITS = "fits"
     """It, or its missing members, has a place; the controllers have yet to use it."""
     LACKS = "lacks"
-    """It runs without some members, for which there is no room in the required domain."""
+    """It runs without some members, which find no place beside its others."""
     BUSY = "busy"
     """It waits for GPUs that others hold or that are withheld."""
     UNKNOWN = "not known yet"

@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api import names
-from atoll.cluster.feasibility import Verdict, machine_verdict, node_verdict
+from atoll.cluster.feasibility import machine_verdict, node_verdict
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import Cell, NodeDevices
 from atoll.cluster.objects import Pod
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import device_groups
 from atoll.cluster.unknown_pods import unknown_pods
 from atoll.explain.decision import IndexedSnapshot, PodDecision, judge

@@ -6,9 +6,10 @@ None for a job that saves none. Attributes override `intent.checkpoint_config`; 
 from dataclasses import dataclass
 from typing import Final
 
+from atoll.jobs.container import is_of_kernel
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import Job
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import NO_EFFECT, NoteBook
 from atoll.jobs.policy import CheckpointConfig
 from atoll.jobs.words import JobType
 from atoll.ml.attributes import PREFIX, MlAttributes
@@ -67,11 +68,17 @@ def _mount_path(job: Job, uri: str) -> str:
         return ""
     path = uri.removeprefix(FILE).rstrip("/")
     parts = path.split("/")[1:]
-    if not path.startswith("/") or not all(parts) or any(part in (".", "..") for part in parts) or ":" in path:
+    if (
+        is_of_kernel(path)
+        or not path.startswith("/")
+        or not all(parts)
+        or any(part in (".", "..") for part in parts)
+        or ":" in path
+    ):
         raise JobMistake(
             f"{PREFIX}checkpoint_storage_uri",
             uri,
-            "a file:// URI names a folder by its whole path",
+            "a file:// URI names a folder by its whole path, and none of the kernel's",
             "write file:///checkpoints/",
         )
     volumes = job.container.volumes if job.container is not None else ()
@@ -85,13 +92,13 @@ def _tell_disabled(attributes: MlAttributes, book: NoteBook) -> None:
     for name in ("interval_s", "storage_uri", "max_count", "on_preempt"):
         value = getattr(attributes, f"checkpoint_{name}")
         if value is not None:
-            book.tell(f"{PREFIX}checkpoint_{name}", value, f"without effect: {PREFIX}checkpoint_enabled is not true")
+            book.tell(f"{PREFIX}checkpoint_{name}", value, f"{NO_EFFECT}{PREFIX}checkpoint_enabled is not true")
 
 
 def _tell(attributes: MlAttributes, config: CheckpointConfig | None, uri: str, book: NoteBook) -> None:
     for name, field in (("checkpoint_interval_s", "checkpoint_interval"), ("checkpoint_max_count", "max_checkpoints")):
         if config is not None and getattr(attributes, name) is not None and field in config.model_fields_set:
-            text = f"without effect: {PREFIX}{name} wins"
+            text = f"{NO_EFFECT}{PREFIX}{name} wins"
             book.tell(f"intent.checkpoint_config.{field}", getattr(config, field), text)
     if config is not None and attributes.checkpoint_storage_uri is not None:
-        book.tell("intent.checkpoint_config.checkpoint_path", config.checkpoint_path, f"without effect: saved to {uri}")
+        book.tell("intent.checkpoint_config.checkpoint_path", config.checkpoint_path, f"{NO_EFFECT}saved to {uri}")

@@ -4,7 +4,7 @@ A job has one container; a pod template, which Atoll accepts as well, may have m
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ VOLUMES_MAX = 32
 PORTS_MAX = 16
 
 Word = Annotated[str, Field(max_length=16_384, pattern=r"^[^\x00]*$")]
+_OF_KERNEL: Final = ("/proc/", "/sys/")
 FilePath = Annotated[str, Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
 """Absolute, without dot segments."""
 PortNumber = Annotated[int, Field(strict=True, ge=1, le=65_535)]
@@ -73,6 +74,8 @@ class JobVolume(JobPart):
         """Refuse a volume without a source, or with two."""
         if sum(one is not None for one in (self.claim, self.secret, self.config_map, self.empty_size)) != 1:
             raise ValueError("a volume has one source: claim, secret, config_map or empty_size")
+        if is_of_kernel(self.mount_path):
+            raise ValueError(f"mount_path {self.mount_path} is the kernel's; choose another")
         return self
 
     def manifest(self) -> dict[str, Any]:
@@ -88,6 +91,11 @@ class JobVolume(JobPart):
     def mount(self) -> dict[str, Any]:
         """Return the entry of a container's volumeMounts."""
         return {"name": self.name, "mountPath": self.mount_path} | ({"readOnly": True} if self.read_only else {})
+
+
+def is_of_kernel(path: str) -> bool:
+    """Return whether a folder is the kernel's: no container starts with a volume there."""
+    return f"{path}/".startswith(_OF_KERNEL)
 
 
 class Port(JobPart):

@@ -85,11 +85,12 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
         return ParsedJob(None, (document,), Document(None))
     value = document.value
     if not isinstance(value, dict):
-        problem = AttributeProblem("", shown(value), "must be a mapping", "write name, job_type and the like", 1)
+        has = "nothing" if value is None else shown(value)
+        problem = AttributeProblem("", has, "must be a mapping", "write name, job_type and the like", 1)
         return ParsedJob(None, (problem,), document)
-    envelope = _envelope(value)
-    if envelope is not None:
-        return ParsedJob(None, (replace(envelope, line=_line(document, (envelope.attribute,))),), document)
+    other = _envelope(value) or _manifest(value)
+    if other is not None:
+        return ParsedJob(None, (replace(other, line=_line(document, (other.attribute,))),), document)
     try:
         fields = gathered(value)
     except JobMistake as mistake:
@@ -119,12 +120,27 @@ def _envelope(value: Mapping[str, Any]) -> AttributeProblem | None:
     )
 
 
+def _manifest(value: Mapping[str, Any]) -> AttributeProblem | None:
+    """Return the problem if the document is an object of Kubernetes."""
+    if not {"apiVersion", "kind"} <= value.keys():
+        return None
+    hint = "give it to kubectl, or write a job with name, job_type and container"
+    return AttributeProblem("kind", shown(value["kind"]), "makes this an object of Kubernetes, which is no job", hint)
+
+
 def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttributes, Problems]:
     given = fields.get(ATTRIBUTES, {})
     if not isinstance(given, dict):
         hint = f"write {PREFIX}gpu_count: 1 and the like below it"
-        problem = AttributeProblem(ATTRIBUTES, shown(given), "must be a mapping", hint, document.line_of((ATTRIBUTES,)))
+        has = "" if given is None else shown(given)
+        problem = AttributeProblem(ATTRIBUTES, has, "must be a mapping", hint, document.line_of((ATTRIBUTES,)))
         return MlAttributes(), (problem,)
+    empty = [name for name in NAMES if name in given and given[name] is None]
+    if empty:
+        limit, hint = "must have a value", "write one, or remove the line"
+        return MlAttributes(), tuple(
+            AttributeProblem(PREFIX + name, "", limit, hint, _line(document, (PREFIX + name,))) for name in empty
+        )
     try:
         return MlAttributes.model_validate(given), ()
     except ValidationError as error:
@@ -189,7 +205,9 @@ def _field(detail: ErrorDetails, problem: AttributeProblem, document: Document) 
         limit, _, hint = str(mistake).partition("; ")
         return replace(problem, limit=limit, hint=hint or "change it")
     if kind == "extra_forbidden":
-        return replace(problem, limit="is not known", hint=ELSEWHERE.get(name, problem.hint))
+        attribute = name.lower().removeprefix(PREFIX)
+        hint = f"write {PREFIX}{attribute}" if len(path) == 1 and attribute in NAMES else problem.hint
+        return replace(problem, limit="is not known", hint=ELSEWHERE.get(name, hint))
     if kind == "model_type":
         return replace(problem, hint="write its fields below it")
     if kind.startswith(_TIMES):

@@ -66,19 +66,22 @@ class WorkloadFacts:
 @dataclass(frozen=True, slots=True)
 class QuotaFacts:
     """Kueue's view of a job. `evicted`: why Kueue took its quota back; empty if it did not. `detail`: Kueue's message
-    about that, or about what the job waits for. `flavors`: kinds of machines that its quota is for."""
+    about that, or about what the job waits for. `flavors`: kinds of machines that its quota is for. `cluster`: to which
+    MultiKueue sent it; empty for this one."""
 
     has_kueue: bool = True
     evicted: str = ""
     detail: str = ""
     flavors: tuple[str, ...] = ()
+    cluster: str = ""
 
     @property
     def granted(self) -> str:
         """Return the quota of an admitted job in words; empty if nothing is known."""
         if not self.has_kueue:
             return "without quota: the cluster has no Kueue"
-        return f"Kueue reserved quota of {', '.join(self.flavors)}" if self.flavors else ""
+        sent = f", and sent it to cluster {self.cluster}" if self.cluster else ""
+        return f"Kueue reserved quota of {', '.join(self.flavors)}{sent}" if self.flavors else ""
 
 
 @dataclass(frozen=True, slots=True)

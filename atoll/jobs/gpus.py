@@ -6,7 +6,7 @@ from math import ceil
 from atoll.api.claims import COUNT_MAX, DeviceClaim, InterconnectKind, Vendor
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import WORKERS_MAX, Job
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import NO_EFFECT, NoteBook
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX, Accelerator, DistributedStrategy, MlAttributes
@@ -112,10 +112,12 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
             book.tell("policy.topology", "nvlink", "spec.devices.interconnect nvlink", of)
     if count == 1:
         said = job.attributes.gpu_interconnect
-        if said is not None:
-            book.tell(f"{PREFIX}gpu_interconnect", said.value, "without effect: there is one GPU in a pod", of)
+        is_of_gang = said is InterconnectKind.NVLINK and (attributes.gpu_count or 0) > 1
+        if said is not None and not is_of_gang:
+            text = "any" if said is InterconnectKind.ANY else f"{NO_EFFECT}there is one GPU in a pod"
+            book.tell(f"{PREFIX}gpu_interconnect", said.value, text, of)
         if job.policy.topology is TopologyConstraint.NVLINK:
-            book.tell("policy.topology", "nvlink", "without effect: there is one GPU in a pod", of)
+            book.tell("policy.topology", "nvlink", f"{NO_EFFECT}there is one GPU in a pod", of)
         return InterconnectKind.ANY
     if attributes.gpu_interconnect not in (None, InterconnectKind.ANY) or job.attributes.gpu_interconnect is not None:
         book.tell(

@@ -7,10 +7,12 @@ from typing import Final
 from atoll.api import job_names, names
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import NO_EFFECT, ONLY_SERVICE, NoteBook
 from atoll.jobs.profiles import profile_of
 from atoll.jobs.words import DeploymentType, JobType
-from atoll.ml.attributes import PREFIX
+from atoll.ml.attributes import PREFIX, MlAttributes
+from atoll.ml.escalation import escalation_of
+from atoll.ml.infer import DEFAULTS
 
 _LABEL: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?\Z", re.ASCII)
 _OTHER: Final = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
@@ -169,9 +171,8 @@ def pod_annotations(job: Job, needs: Needs) -> dict[str, str]:
 
 
 POD_SET: Final = "main"
-NOT_FOR_CONTAINERS: Final = frozenset(
-    {"priority_class", "reservation_timeout_s", "priority_escalation", "escalation_after_s", "escalation_target_class"}
-)
+ESCALATION: Final = ("priority_escalation", "escalation_after_s", "escalation_target_class")
+NOT_FOR_CONTAINERS: Final = frozenset({"priority_class", "reservation_timeout_s", *ESCALATION})
 """Those of them that no container needs."""
 
 
@@ -180,6 +181,16 @@ def plain(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _escalation(attributes: MlAttributes, name: str) -> str:
+    """Return what an attribute of escalation does; empty for an escalation that is not wanted."""
+    if not attributes.priority_escalation:
+        return "" if name == "priority_escalation" else f"{NO_EFFECT}{PREFIX}priority_escalation is not true"
+    if escalation_of(attributes) is None:
+        own = f"{PREFIX}priority_class is {attributes.priority_class or DEFAULTS['priority_class']}"
+        return f"{NO_EFFECT}{own}, and only a spot job moves up"
+    return f"{ONLY_SERVICE}moves the job up; kubectl's objects keep their class"
 
 
 def tell_pods(job: Job, book: NoteBook) -> None:
@@ -193,7 +204,9 @@ def tell_pods(job: Job, book: NoteBook) -> None:
             )
             text = f"{variable}annotation {key} of the pods"
             if name == "reservation_timeout_s":
-                text += "; unusedTimeoutSeconds of the GpuReservation releases it"
+                text += "; it releases a reservation of one user after so long without use"
+            if name in ESCALATION:
+                text = _escalation(job.attributes, name) or text
             book.tell(f"{PREFIX}{name}", plain(value), text, workload(job))
     if job.attributes.reservation_id is not None:
         text = f"annotation {names.RESERVATION} of the pods"

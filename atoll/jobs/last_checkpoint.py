@@ -43,3 +43,9 @@ def checkpoint_in(message: str) -> LastCheckpoint | None:
         return _Message.model_validate_json(message).last_checkpoint
     except ValueError:
         return None
+
+
+def told_at_end(message: str, job: str, checkpoint: LastCheckpoint, *, may_retry: bool) -> str:
+    """Return why a training's time is over, with what it leaves. `may_retry`: a retry has time of its own."""
+    told = f"{message}; its last checkpoint, of step {checkpoint.step}, is {checkpoint.storage_key}"
+    return f"{told}: `atoll job retry {job}` goes on from it" if may_retry else told

@@ -219,11 +219,11 @@ def _check_source(job: Job) -> None:
         raise JobMistake(
             "container.image",
             None,
-            "a job without it has nothing to run",
+            "must be given: a job without it has nothing to run",
             "give it, or deployment_type model with ext_ml_model_id and ext_ml_runtime, or helm with helm.chart",
         )
     if job.deployment_type is DeploymentType.MODEL and (job.model_id or job.attributes.model_id) is None:
-        raise JobMistake("ext_ml_model_id", None, "deployment_type model serves one", "name the model")
+        raise JobMistake("ext_ml_model_id", None, "must be given for deployment_type model", "name the model")
 
 
 def _check_twice(job: Job) -> None:

@@ -17,7 +17,7 @@ from atoll.jobs.errors import JobMistake
 from atoll.jobs.gangs import together_of
 from atoll.jobs.gpus import GpuNeeds, gpu_needs
 from atoll.jobs.model import Job
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import HINT, NO_EFFECT, ONLY_SERVICE, NoteBook
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.tpus import TpuNeeds, tpu_needs
 from atoll.jobs.words import JobType, Priority
@@ -109,7 +109,7 @@ def _by_type(given: object, job: Job) -> str:
 
 def _is_preemptible(job: Job, priority: Priority, book: NoteBook) -> bool:
     if job.attributes.preemptible is not None and job.policy.preemptible is not None:
-        book.tell("policy.preemptible", job.policy.preemptible, "without effect: ext_ml_preemptible wins")
+        book.tell("policy.preemptible", job.policy.preemptible, f"{NO_EFFECT}ext_ml_preemptible wins")
     for source, given in (
         ("ext_ml_preemptible", job.attributes.preemptible),
         ("policy.preemptible", job.policy.preemptible),
@@ -136,7 +136,7 @@ def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | 
     """
     asked, source = job.attributes.preemption_grace_period_s, "ext_ml_preemption_grace_period_s"
     if asked is not None and job.policy.preemption_grace_period is not None:
-        text = f"without effect: {source} wins"
+        text = f"{NO_EFFECT}{source} wins"
         book.tell("policy.preemption_grace_period", job.policy.preemption_grace_period, text)
     if asked is None:
         asked, source = job.policy.preemption_grace_period, "policy.preemption_grace_period"
@@ -151,7 +151,8 @@ def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | 
     elif grace > wanted:
         why = ", so that a checkpoint can be saved; the pod ends earlier when it is done"
         why += "" if asked is None else f" ({asked} were asked)"
-    book.tell(source, asked, f"terminationGracePeriodSeconds {grace}{why}")
+    hint = HINT if asked not in (None, grace) else ""
+    book.tell(source, asked, f"{hint}terminationGracePeriodSeconds {'is ' if hint else ''}{grace}{why}")
     return grace
 
 
@@ -159,18 +160,20 @@ def _deadline_seconds(job: Job, now_seconds: float | None, book: NoteBook) -> in
     """Return the job's time limit, from its timeout and its deadline; None without a limit."""
     timeout, source = job.attributes.timeout_seconds, "ext_ml_timeout_seconds"
     if timeout is not None and job.policy.max_runtime is not None:
-        book.tell("policy.max_runtime", job.policy.max_runtime, "without effect: ext_ml_timeout_seconds replaces it")
+        book.tell("policy.max_runtime", job.policy.max_runtime, f"{NO_EFFECT}ext_ml_timeout_seconds replaces it")
     if timeout is None:
         timeout, source = job.policy.max_runtime, "policy.max_runtime"
     until = job.policy.seconds_to_deadline(now_seconds)
+    has_passed = until == 1
     seconds = min((one for one in (timeout, until) if one is not None), default=None)
-    kind = "the job service stops it; Kubernetes ends no Deployment by itself"
+    kind = f"{ONLY_SERVICE}stops it; Kubernetes ends no Deployment by itself"
     if timeout is not None:
         book.tell(source, timeout, kind if job.job_type is JobType.SERVICE else f"activeDeadlineSeconds {seconds}")
     if job.policy.deadline is not None:
         start = "scheduled_start" if job.policy.scheduled_start is not None else "now"
         counted = f"activeDeadlineSeconds {seconds}, from {start}" if until is not None else ""
         note = "annotation job.gpu.scheduling/deadline"
-        told = f"{note}; {kind}" if job.job_type is JobType.SERVICE else f"{note}; {counted}" if counted else note
+        note = f"{HINT}it has passed, so the job ends as soon as it begins; {note}" if has_passed else note
+        told = f"{kind}; {note}" if job.job_type is JobType.SERVICE else f"{note}; {counted}" if counted else note
         book.tell("policy.deadline", job.policy.deadline.isoformat(), told)
     return None if job.job_type is JobType.SERVICE else seconds

@@ -9,7 +9,9 @@ from typing import Final
 from atoll.ml.problems import VALUE_LENGTH_MAX, shown
 
 HINT: Final = "note that "
-"""Prefix of notes that `atoll job validate` also shows: the user may have meant something else."""
+NO_EFFECT: Final = "without effect: "
+ONLY_SERVICE: Final = "only the job service "
+"""Prefixes of notes that `atoll job validate` also shows: the user may have meant something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Note:
     @property
     def is_hint(self) -> bool:
         """Return whether the user may have meant something else."""
-        return self.text.startswith(HINT)
+        return self.text.startswith((HINT, NO_EFFECT, ONLY_SERVICE))
 
     def __str__(self) -> str:
         return f"{self.source}: {self.value} -> {self.text}" if self.value else f"{self.source} -> {self.text}"
@@ -41,6 +43,11 @@ class NoteBook:
         note = Note(source, _shown(value), of, text)
         if note not in self._notes:
             self._notes.append(note)
+
+    def replace(self, source: str, value: object, text: str) -> None:
+        """Note the result of a field instead of what was noted of it and of its parts."""
+        self._notes = [note for note in self._notes if not f"{note.source}.".startswith(f"{source}.")]
+        self.tell(source, value, text)
 
     @property
     def notes(self) -> tuple[Note, ...]:

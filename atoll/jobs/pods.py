@@ -17,7 +17,7 @@ from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.labels import POD_SET, labels_of, pod_annotations, tell_pods, workload
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import NO_EFFECT, NoteBook
 from atoll.jobs.policy import JobToleration
 from atoll.jobs.selection import KnownNode, affinity_of
 from atoll.jobs.servers import server_of
@@ -262,7 +262,7 @@ def _beside(of: Rendering) -> dict[str, Any] | None:
     """Return the term that keeps pods that are no gang on one node."""
     job, needs = of.job, of.needs
     if needs.gpus is None and job.policy.topology is TopologyConstraint.NVLINK:
-        of.book.tell("policy.topology", "nvlink", "without effect: there are no GPUs")
+        of.book.tell("policy.topology", "nvlink", f"{NO_EFFECT}there are no GPUs")
     if job.policy.topology is not TopologyConstraint.SAME_NODE or needs.is_gang:
         return None
     of.book.tell("policy.topology", "same_node", "all pods of the job on one node", workload(job))

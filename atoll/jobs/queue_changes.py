@@ -14,11 +14,23 @@ from atoll.cluster.quantities import parse_amount
 from atoll.jobs.queue_objects import Object
 
 HEAD: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
-WHOLE: Final = frozenset({"nodeLabels"})
+WHOLE: Final = frozenset({"nodeLabels", "podSelector"})
 """Maps in which no other key may stand."""
+EXACT: Final = frozenset({"ingress", "egress"})
+"""Lists to which the API server adds nothing, so that every addition is somebody's change."""
 QUANTITIES: Final = frozenset({"nominalQuota", "borrowingLimit", "lendingLimit", "weight"})
 SHARED: Final = "Namespace"
-REMOVED: Final = ("LocalQueue", "ClusterQueue", "Cohort", "ResourceFlavor", "WorkloadPriorityClass")
+REMOVED: Final = (
+    "LocalQueue",
+    "ClusterQueue",
+    "Cohort",
+    "AdmissionCheck",
+    "MultiKueueConfig",
+    "MultiKueueCluster",
+    "ResourceFlavor",
+    "WorkloadPriorityClass",
+    "NetworkPolicy",
+)
 """Kinds that are removed when the file no longer names them, in this order. PriorityClasses stay: pods carry them."""
 
 
@@ -137,6 +149,8 @@ def _difference(wanted: Any, there: Any, name: str) -> Any:  # noqa: ANN401 - pl
 
 def _agrees(wanted: Any, there: Any, name: str = "") -> bool:  # noqa: ANN401 - plain values
     """Return whether a value holds everything wanted; the API server adds defaults."""
+    if name in EXACT:
+        return bool(wanted == there)
     if isinstance(wanted, dict):
         if not isinstance(there, dict):
             return not wanted and there is None

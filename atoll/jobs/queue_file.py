@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, ValidationError
 
 from atoll.api import names
-from atoll.jobs.base import Flag, JobPart, LabelKey, LabelValue, ShortName
+from atoll.jobs.base import Flag, JobPart, LabelKey, LabelValue, ObjectName, ShortName
+from atoll.jobs.tenant_network import TenantNetwork
 from atoll.ml.attributes import PREFIX
 from atoll.ml.document import Document, Path, read
 from atoll.ml.problems import AttributeProblem, Problems, shown
@@ -111,6 +112,14 @@ class QueueCohort(JobPart):
     flavors: Annotated[tuple[FlavorQuota, ...], Field(max_length=FLAVORS_MAX)] = ()
 
 
+class ClusterSet(JobPart):
+    """Clusters to one of which Kueue sends a job (MultiKueue)."""
+
+    name: ShortName
+    clusters: Annotated[dict[ShortName, ObjectName], Field(min_length=1, max_length=20)]
+    """By name: the Secret in Kueue's namespace with the key kubeconfig."""
+
+
 class TenantQueue(JobPart):
     """One queue of a tenant: a ClusterQueue, and a LocalQueue of the same name in each of the tenant's namespaces."""
 
@@ -126,6 +135,8 @@ class TenantQueue(JobPart):
     """No job overtakes one that does not fit yet."""
     reclaim: Reclaim = Reclaim.ANY
     stop: Stop | None = None
+    multikueue: ShortName | None = None
+    """Set of clusters in which its jobs run, instead of this one."""
     ml_defaults: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict)
     """Attributes of jobs that leave them out, with or without ext_ml_."""
     ml_limits: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict)
@@ -140,6 +151,7 @@ class QueueTenant(JobPart):
     name: Tenant
     namespaces: Annotated[tuple[ShortName, ...], Field(max_length=64)] = ()
     """The namespace of the service's jobs if absent."""
+    network: TenantNetwork = TenantNetwork()
     queues: Annotated[tuple[TenantQueue, ...], Field(min_length=1, max_length=QUEUES_MAX)]
 
     def queue_for(self, *, critical: bool) -> TenantQueue:
@@ -155,6 +167,7 @@ class QueueFile(JobPart):
     fair_sharing: Flag = False
     flavors: Annotated[tuple[QueueFlavor, ...], Field(min_length=1, max_length=FLAVORS_MAX)]
     cohorts: Annotated[tuple[QueueCohort, ...], Field(max_length=FLAVORS_MAX)] = ()
+    multikueue: Annotated[tuple[ClusterSet, ...], Field(max_length=FLAVORS_MAX)] = ()
     tenants: Annotated[tuple[QueueTenant, ...], Field(min_length=1, max_length=TENANTS_MAX)]
 
     def tenant(self, name: str) -> QueueTenant | None:
@@ -247,6 +260,7 @@ def _faults(file: QueueFile) -> Iterator[_Fault]:
     yield from _repeated(("flavors",), [one.name for one in file.flavors])
     yield from _repeated(("cohorts",), [one.name for one in file.cohorts])
     yield from _repeated(("tenants",), [one.name for one in file.tenants])
+    yield from _set_faults(file)
     yield from _shared_names(file)
     for number, cohort in enumerate(file.cohorts):
         yield from _flavor_faults(("cohorts", number), cohort.flavors, flavors)
@@ -260,6 +274,24 @@ def _faults(file: QueueFile) -> Iterator[_Fault]:
         for place, queue in enumerate(tenant.queues):
             yield from _flavor_faults((*path, place), queue.flavors, flavors)
             yield from _queue_faults((*path, place), queue, cohorts, fair_sharing=file.fair_sharing)
+
+
+def _set_faults(file: QueueFile) -> Iterator[_Fault]:
+    """Yield clusters that two sets reach with different Secrets, and queues of unknown sets."""
+    yield from _repeated(("multikueue",), [one.name for one in file.multikueue])
+    secrets: dict[str, str] = {}
+    for number, one in enumerate(file.multikueue):
+        for cluster, secret in one.clusters.items():
+            if secrets.setdefault(cluster, secret) != secret:
+                told = f"has the Secret {secrets[cluster]} in another set"
+                yield _Fault(("multikueue", number, "clusters", cluster), secret, told, "give one Secret to a cluster")
+    known = [one.name for one in file.multikueue]
+    for number, tenant in enumerate(file.tenants):
+        for place, queue in enumerate(tenant.queues):
+            if queue.multikueue not in (None, *known):
+                path = ("tenants", number, "queues", place, "multikueue")
+                choice = f"name one of {', '.join(known[:8])}" if known else "list it under multikueue"
+                yield _Fault(path, queue.multikueue, "is no set of clusters of this file", choice)
 
 
 def _shared_names(file: QueueFile) -> Iterator[_Fault]:

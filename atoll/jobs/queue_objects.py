@@ -9,11 +9,14 @@ from typing import Any, Final
 from atoll.api import job_names, names
 from atoll.jobs.queue_file import FlavorQuota, QueueCohort, QueueFile, QueueTenant, Reclaim, Stop, TenantQueue
 from atoll.jobs.settings import RenderSettings
+from atoll.jobs.tenant_network import POLICY, network_spec
 from atoll.jobs.words import PRIORITY_VALUES, Priority
 
 Object = dict[str, Any]
 
 KUEUE_API: Final = "kueue.x-k8s.io/v1beta2"
+MULTIKUEUE: Final = "kueue.x-k8s.io/multikueue"
+"""Kueue's controller of checks that send jobs to other clusters; it also manages those jobs."""
 PRIORITIES: Final[Mapping[Priority, str]] = {
     Priority.CRITICAL: "the highest, so never preempted; for reserved capacity",
     Priority.HIGH: "preempted only by critical jobs; the default of services",
@@ -34,6 +37,9 @@ def objects_of_queues(file: QueueFile, settings: RenderSettings, *, service_id: 
     """Return the objects of a completed file. Those that the service owns carry its id."""
     mine = {job_names.SERVICE_ID: service_id}
     found = [_namespace(tenant, name) for tenant in file.tenants for name in tenant.namespaces]
+    for tenant in file.tenants:
+        if tenant.network.isolated:
+            found += [_policy(tenant, name, mine | {job_names.TENANT_ID: tenant.name}) for name in tenant.namespaces]
     for priority, description in PRIORITIES.items():
         body = {"value": PRIORITY_VALUES[priority], "description": description}
         name = settings.priority_classes[priority]
@@ -41,6 +47,7 @@ def objects_of_queues(file: QueueFile, settings: RenderSettings, *, service_id: 
         found.append(_object(KUEUE_API, "WorkloadPriorityClass", name, mine) | body)
     found += [_flavor(file, number, settings, mine) for number in range(len(file.flavors))]
     found += [_cohort(file, cohort, mine) for cohort in file.cohorts]
+    found += _cluster_sets(file, mine)
     for tenant in file.tenants:
         of_tenant = mine | {job_names.TENANT_ID: tenant.name}
         for queue in tenant.queues:
@@ -63,6 +70,11 @@ def _namespace(tenant: QueueTenant, name: str) -> Object:
     return _object("v1", "Namespace", name, {job_names.TENANT_ID: tenant.name, names.COMPLETE_JOBS: "true"})
 
 
+def _policy(tenant: QueueTenant, namespace: str, labels: Mapping[str, str]) -> Object:
+    head = _object("networking.k8s.io/v1", "NetworkPolicy", POLICY, labels, namespace)
+    return head | {"spec": network_spec(tenant.network, tenant.namespaces)}
+
+
 def _flavor(file: QueueFile, number: int, settings: RenderSettings, labels: Mapping[str, str]) -> Object:
     flavor = file.flavors[number]
     taints = [one.model_dump() for one in flavor.taints]
@@ -82,11 +94,28 @@ def _cohort(file: QueueFile, cohort: QueueCohort, labels: Mapping[str, str]) -> 
     return _object(KUEUE_API, "Cohort", cohort.name, labels) | {"spec": {"resourceGroups": groups}}
 
 
+def _cluster_sets(file: QueueFile, labels: Mapping[str, str]) -> list[Object]:
+    """Return how Kueue reaches other clusters, and for each set the check that a job passes in one of them."""
+    secrets = {cluster: secret for one in file.multikueue for cluster, secret in one.clusters.items()}
+    found = []
+    for cluster, secret in secrets.items():
+        source = {"kubeConfig": {"location": secret, "locationType": "Secret"}}
+        found.append(_object(KUEUE_API, "MultiKueueCluster", cluster, labels) | {"spec": {"clusterSource": source}})
+    for one in file.multikueue:
+        config = {"clusters": list(one.clusters)}
+        found.append(_object(KUEUE_API, "MultiKueueConfig", one.name, labels) | {"spec": config})
+        parameters = {"apiGroup": KUEUE_API.partition("/")[0], "kind": "MultiKueueConfig", "name": one.name}
+        check = {"controllerName": MULTIKUEUE, "parameters": parameters}
+        found.append(_object(KUEUE_API, "AdmissionCheck", one.name, labels) | {"spec": check})
+    return found
+
+
 def _cluster_queue(file: QueueFile, tenant: QueueTenant, queue: TenantQueue, labels: Mapping[str, str]) -> Object:
     spaces = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(tenant.namespaces)}
     spec = {
         "cohortName": queue.cohort,
         "namespaceSelector": {"matchExpressions": [spaces]},
+        "admissionChecksStrategy": {"admissionChecks": [{"name": queue.multikueue}]} if queue.multikueue else None,
         "queueingStrategy": "StrictFIFO" if queue.strict_order else "BestEffortFIFO",
         "stopPolicy": _STOP[queue.stop],
         "preemption": _preemption(queue, fair_sharing=file.fair_sharing),

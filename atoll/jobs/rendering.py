@@ -9,24 +9,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from atoll.api import job_names, names
 from atoll.api.claims import GpuClaimSpec
 from atoll.api.gangs import GangPodSet, GpuGangSpec
 from atoll.jobs.container import JobContainer
 from atoll.jobs.contracts import CONTRACTS
-from atoll.jobs.labels import POD_SET, identity_of, labels_of, queue_labels, workload, workload_annotations
+from atoll.jobs.labels import (
+    NOT_FOR_CONTAINERS,
+    ON_PODS,
+    POD_SET,
+    identity_of,
+    labels_of,
+    queue_labels,
+    workload,
+    workload_annotations,
+)
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs, needs_of
-from atoll.jobs.notes import Note, NoteBook
+from atoll.jobs.notes import HINT, NO_EFFECT, ONLY_SERVICE, Note, NoteBook
 from atoll.jobs.pods import Rendering, checkpoint_claim, served, template_of
 from atoll.jobs.selection import KnownNode
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
+from atoll.ml.attributes import NAMES, PREFIX
 
 CPU_UTILIZATION: Final = 80
 """Share of the CPU request, in percent, at which an autoscaler adds replicas."""
 DISRUPTED: Final = {"type": "DisruptionTarget", "status": "True"}
 HELM_LISTS: Final = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName")
+FOR_CHARTS: Final = {
+    "policy": frozenset({"priority_class", "preemptible", "topology", "node_selector", "tolerations"}),
+    "intent": frozenset({"optimization_goal", "workload_class", "spot_eligible"}),
+}
+"""Fields that the values for Helm express, by their part of the job."""
+NOT_FOR_CHARTS: Final = (
+    frozenset(ON_PODS) - NOT_FOR_CONTAINERS - {"accelerator", "tpu_type", "tpu_topology", "model_id", "model_version"}
+) | {"shm_size_gb", "preemption_grace_period_s", *(name for name in NAMES if name.startswith("checkpoint_"))}
+"""Attributes that need variables, volumes or times of the container, which every chart names in its own way."""
 
 Object = dict[str, Any]
 
@@ -63,15 +84,17 @@ def render(
     needs = needs_of(job, settings, now_seconds=now_seconds, book=book)
     of = Rendering(job, needs, settings, nodes, book)
     template = template_of(of)
-    objects = [*_claims(of), *_volume(of)]
+    objects = _claims(of)
     helm = None
     if job.deployment_type is DeploymentType.HELM:
         helm = _helm(job, template)
     else:
         container = served(of)
-        objects += _service(of, container)
+        objects += [*_volume(of), *_service(of, container)]
         objects += _deployment(of, template, container) if job.job_type is JobType.SERVICE else [_job(of, template)]
     _tell_rest(job, needs, book)
+    if helm is not None:
+        _tell_chart(job, book)
     return Rendered(tuple(objects), book.notes, needs, helm)
 
 
@@ -186,9 +209,7 @@ def _autoscaler(of: Rendering, container: JobContainer) -> Object | None:
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name}
     if policy.scale_to_zero:
         if not container.ports:
-            of.book.tell(
-                "policy.scale_to_zero", value=True, text="without effect: no port on which a request could come"
-            )
+            of.book.tell("policy.scale_to_zero", value=True, text=f"{NO_EFFECT}no port on which a request could come")
             return None
         of.book.tell(
             "policy.scale_to_zero",
@@ -253,7 +274,7 @@ def _endings(of: Rendering) -> Object:
         text = "spec.podFailurePolicy: a preempted pod " + (
             "is no failure" if policy.retry_on_preemption else "ends the job"
         )
-        text = "without effect: the job is kept from being preempted" if restarts else text
+        text = f"{NO_EFFECT}the job is kept from being preempted" if restarts else text
         of.book.tell("policy.retry_on_preemption", policy.retry_on_preemption, text, workload(job))
     if restarts:
         return {}
@@ -274,20 +295,31 @@ def _helm(job: Job, template: Object) -> HelmInstall:
     return HelmInstall(job.name, job.helm.chart, job.helm.version or "", values)
 
 
+def _tell_chart(job: Job, book: NoteBook) -> None:
+    """Note what the pods of a chart do not get."""
+    lost = {PREFIX + name: value for name, value in job.attributes.given().items() if name in NOT_FOR_CHARTS}
+    for part, kept in FOR_CHARTS.items():
+        fields = getattr(job, part)
+        lost |= {f"{part}.{name}": getattr(fields, name) for name in sorted(fields.model_fields_set - kept)}
+    for source, value in lost.items():
+        text = f"{HINT}the chart alone sets its queue, variables, volumes and times; name it in helm.values"
+        book.replace(source, value if not isinstance(value, BaseModel) else "set", text)
+
+
 def _tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
     """Note fields that become labels or annotations for other tools, and fields that Kubernetes ignores."""
     policy = job.policy
     if policy.scheduled_start is not None:
-        text = "only the job service waits for it; without the service, apply the objects at that time"
+        text = f"{ONLY_SERVICE}waits for it; without the service, apply the objects at that time"
         book.tell("policy.scheduled_start", policy.scheduled_start.isoformat(), text)
     given = policy.model_fields_set
     if "retry_delay_seconds" in given:
-        text = "only the job service uses it; Kubernetes waits 10 s, then twice as long each time"
+        text = f"{ONLY_SERVICE}uses it; Kubernetes waits 10 s, then twice as long each time"
         book.tell("policy.retry_delay_seconds", policy.retry_delay_seconds, text)
     if job.job_type is JobType.SERVICE:
         for field in ("max_retries", "retry_on_preemption"):
             if field in given:
-                book.tell(f"policy.{field}", getattr(policy, field), "without effect: a service always starts again")
+                book.tell(f"policy.{field}", getattr(policy, field), f"{NO_EFFECT}a service always starts again")
     if policy.cohort is not None:
         text = f"annotation {job_names.PREFIX}cohort; Kueue's ClusterQueue names it"
         book.tell("policy.cohort", policy.cohort, text, workload(job))

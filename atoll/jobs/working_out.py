@@ -24,5 +24,7 @@ def attributes_of(job: Job, book: NoteBook) -> MlAttributes:
         if note.reason != "default" and note.attribute != f"{PREFIX}preemptible":
             book.tell(note.attribute, None, f"{note.value}: {note.reason}")
     for warning in done.warnings:
+        if warning.attribute == f"{PREFIX}checkpoint_on_preempt":
+            continue  # the job's checkpoints say it, which intent.checkpoint_config may enable too
         book.tell(warning.attribute, warning.value, HINT + warning.reason)
     return done.attributes

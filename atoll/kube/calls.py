@@ -10,6 +10,9 @@ OTHER: Final = "other"
 RESOURCES: Final = frozenset(
     {
         "configmaps",
+        "csidrivers",
+        "csinodes",
+        "csistoragecapacities",
         "customresourcedefinitions",
         "deviceclasses",
         "events",
@@ -24,6 +27,7 @@ RESOURCES: Final = frozenset(
         "persistentvolumeclaims",
         "persistentvolumes",
         "poddisruptionbudgets",
+        "podgroups",
         "pods",
         "resourceclaims",
         "resourceclaimtemplates",

@@ -96,7 +96,7 @@ class ApiClient:
         session: aiohttp.ClientSession | None = None,
     ) -> None:
         """`session` replaces the one that is opened by default: the single seam to the network."""
-        self._credentials = credentials
+        self.credentials = credentials
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._limiter = TokenBucket(rate=requests_per_second, burst=burst, now=asyncio.get_running_loop().time)
@@ -167,7 +167,7 @@ class ApiClient:
         """
         call = _Call(
             method=method,
-            url=_url(self._credentials.host, path, params),
+            url=_url(self.credentials.host, path, params),
             path=path,
             data=body if isinstance(body, bytes) else None if body is None else orjson.dumps(body),
             content_type=content_type,
@@ -284,13 +284,13 @@ class ApiClient:
         Raises ApiError when the server refuses; Unanswered when it cannot be reached, cuts the connection, or says
         nothing for `silence_seconds`. Ends when the server ends the watch.
         """
-        call = _Call(method="GET", url=_url(self._credentials.host, path, params), path=path, is_watch=True)
+        call = _Call(method="GET", url=_url(self.credentials.host, path, params), path=path, is_watch=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
             async with await self._open(call, timeout=timeout) as response:
                 self._observe(call, code_of(response.status))
                 if response.status == 401:
-                    await self._credentials.reload()
+                    await self.credentials.reload()
                 if response.status != 200:
                     raise await _refusal(response, call)
                 async for chunk in response.content.iter_any():
@@ -320,7 +320,7 @@ class ApiClient:
                 if has_renewed or attempt == ATTEMPTS_MAX:
                     raise
                 has_renewed = True
-                await self._credentials.reload()
+                await self.credentials.reload()
             except (ApiError, Unanswered) as error:
                 wait_seconds = max(backoff.next_seconds(), _retry_after(error))
                 is_late = asyncio.get_running_loop().time() + wait_seconds >= deadline
@@ -354,7 +354,7 @@ class ApiClient:
         await self._wait_for_turn()
         if self._session.closed:
             raise Unanswered(f"{call.method} failed: the client is closed", path=call.path, sent=call.sent)
-        headers = await self._credentials.headers()
+        headers = await self.credentials.headers()
         if call.check is not None:
             call.check()
         call.began_seconds = asyncio.get_running_loop().time()
@@ -368,9 +368,9 @@ class ApiClient:
                 headers=headers,
                 timeout=timeout or self._session.timeout,
                 allow_redirects=False,
-                server_hostname=self._credentials.server_hostname,
-                ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
-                proxy=self._credentials.proxy,
+                server_hostname=self.credentials.server_hostname,
+                ssl=self.credentials.ssl_context if self.credentials.ssl_context is not None else True,
+                proxy=self.credentials.proxy,
                 trace_request_ctx=call,
             )
         except RuntimeError as error:  # uvloop: a connection that is being cut still has this socket's number
@@ -390,7 +390,7 @@ class ApiClient:
     async def _distrusted(self, error: BaseException) -> None:
         """Read the credentials again after a failed handshake: CAs may have been replaced on both sides."""
         if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
-            await self._credentials.reload()
+            await self.credentials.reload()
 
     def _observe(self, call: _Call, code: str) -> None:
         """Pass an attempt that was sent to the observer, with its outcome."""

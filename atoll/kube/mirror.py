@@ -18,6 +18,14 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
+from atoll.cluster.csi import (
+    CsiDriver,
+    CsiNode,
+    StorageCapacity,
+    decode_csi_driver,
+    decode_csi_node,
+    decode_storage_capacity,
+)
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.node_audit import NodeAudit
@@ -70,6 +78,9 @@ class WatchedKind(StrEnum):
     VOLUME = "volume"
     VOLUME_CLAIM = "volume claim"
     STORAGE_CLASS = "storage class"
+    CSI_NODE = "CSI node"
+    CSI_DRIVER = "CSI driver"
+    STORAGE_CAPACITY = "storage capacity"
     NAMESPACE = "namespace"
 
 
@@ -126,18 +137,28 @@ class ClusterMirror:
         self.volumes: Reflector[PersistentVolume] | None = None
         self.volume_claims: Reflector[PersistentVolumeClaim] | None = None
         self.storage_classes: Reflector[StorageClass] | None = None
+        self.csi_nodes: Reflector[CsiNode] | None = None
+        self.csi_drivers: Reflector[CsiDriver] | None = None
+        self.capacities: Reflector[StorageCapacity] | None = None
         self.namespaces: Reflector[Namespace] | None = None
         if with_gangs:
-            self.volumes = watch(paths.persistentvolumes(), decode_volume, _ignore, WatchedKind.VOLUME)
-            self.volume_claims = watch(
-                paths.persistentvolumeclaims(), decode_volume_claim, _ignore, WatchedKind.VOLUME_CLAIM
-            )
-            self.storage_classes = watch(
-                paths.storageclasses(), decode_storage_class, _ignore, WatchedKind.STORAGE_CLASS
-            )
-            self.namespaces = watch(paths.namespaces(), decode_namespace, _ignore, WatchedKind.NAMESPACE)
-            self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
-            self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
+            self._watch_for_gangs(watch)
+
+    def _watch_for_gangs(self, watch: Callable[..., Reflector[Any]]) -> None:
+        """Watch what only gangs need, too."""
+        self.volumes = watch(paths.persistentvolumes(), decode_volume, _ignore, WatchedKind.VOLUME)
+        self.volume_claims = watch(
+            paths.persistentvolumeclaims(), decode_volume_claim, _ignore, WatchedKind.VOLUME_CLAIM
+        )
+        self.storage_classes = watch(paths.storageclasses(), decode_storage_class, _ignore, WatchedKind.STORAGE_CLASS)
+        self.csi_nodes = watch(paths.csinodes(), decode_csi_node, _ignore, WatchedKind.CSI_NODE)
+        self.csi_drivers = watch(paths.csidrivers(), decode_csi_driver, _ignore, WatchedKind.CSI_DRIVER)
+        self.capacities = watch(
+            paths.csistoragecapacities(), decode_storage_capacity, _ignore, WatchedKind.STORAGE_CAPACITY
+        )
+        self.namespaces = watch(paths.namespaces(), decode_namespace, _ignore, WatchedKind.NAMESPACE)
+        self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
+        self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
 
     @property
     def reflectors(self) -> dict[WatchedKind, Reflector[Any]]:
@@ -155,6 +176,9 @@ class ClusterMirror:
             **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
             **({WatchedKind.VOLUME_CLAIM: self.volume_claims} if self.volume_claims is not None else {}),
             **({WatchedKind.STORAGE_CLASS: self.storage_classes} if self.storage_classes is not None else {}),
+            **({WatchedKind.CSI_NODE: self.csi_nodes} if self.csi_nodes is not None else {}),
+            **({WatchedKind.CSI_DRIVER: self.csi_drivers} if self.csi_drivers is not None else {}),
+            **({WatchedKind.STORAGE_CAPACITY: self.capacities} if self.capacities is not None else {}),
             **({WatchedKind.NAMESPACE: self.namespaces} if self.namespaces is not None else {}),
         }
 

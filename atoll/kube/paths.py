@@ -77,8 +77,28 @@ def storageclasses() -> str:
     return group("storage.k8s.io/v1", "storageclasses")
 
 
+def csinodes() -> str:
+    return group("storage.k8s.io/v1", "csinodes")
+
+
+def csidrivers() -> str:
+    return group("storage.k8s.io/v1", "csidrivers")
+
+
+def csistoragecapacities() -> str:
+    return group("storage.k8s.io/v1", "csistoragecapacities")
+
+
 def priorityclasses(name: str = "") -> str:
     return group("scheduling.k8s.io/v1", "priorityclasses", name=name)
+
+
+def podgroups(namespace: str, name: str) -> str:
+    return group("scheduling.k8s.io/v1beta1", "podgroups", namespace=namespace, name=name)
+
+
+def kueue_workloads(namespace: str, name: str = "") -> str:
+    return group("kueue.x-k8s.io/v1beta2", "workloads", namespace=namespace, name=name)
 
 
 def events(namespace: str = "", name: str = "") -> str:

@@ -14,6 +14,7 @@ from atoll.api.topologies import LABEL_KEY
 
 PREFIX: Final = "ext_ml_"
 LABEL_VALUE: Final = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+RESERVATION_NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 RULES_MAX: Final = 32
 VALUES_MAX: Final = 64
 PAIRS_MAX: Final = 32
@@ -236,13 +237,15 @@ class MlAttributes(AttributePart):
     ] = None
     checkpoint_on_preempt: Annotated[Flag | None, Field(description="save within the grace period")] = None
     reservation_id: Annotated[
-        Annotated[str, Field(strict=True, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] | None,
+        Annotated[str, Field(strict=True, max_length=253, pattern=RESERVATION_NAME)] | None,
         Field(description="a reservation; the job never runs outside of it"),
     ] = None
     reservation_timeout_s: Annotated[
-        Count | None, Field(description="for the record: unusedTimeoutSeconds of the GpuReservation releases")
+        Count | None, Field(description="releases the reservation after so long without use, if it has one user")
     ] = None
-    priority_escalation: Annotated[Flag | None, Field(description="a spot job that waits too long moves up")] = None
+    priority_escalation: Annotated[
+        Flag | None, Field(description="a spot job that waits too long moves up; only in the job service")
+    ] = None
     escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None
     escalation_target_class: Annotated[MlPriorityClass | None, Field(description="class to move up to")] = None
     checkpoint_enabled: Annotated[

@@ -76,7 +76,7 @@ def _read(data: bytes) -> Document:
         line = data.count(b"\n", 0, error.start) + 1
         raise _Refusal("must be UTF-8", "save the file as UTF-8", line=line) from None
     if not text.strip():
-        raise _Refusal("must hold a job", "write type and attributes, such as ext_ml_gpu_count: 1", value="empty")
+        raise _Refusal("must hold a job", "write type and attributes, such as ext_ml_gpu_count: 1", value="nothing")
     if text.lstrip()[0] not in "{[":
         return _checked(_yaml(text))
     # JSON has no tabs inside text, so replacing them by blanks changes no value and lets YAML find the lines.
@@ -107,6 +107,8 @@ def _json(text: str, lines: Mapping[Path, int], refusal: _Refusal | None) -> Doc
             return _yaml(text)
         if refusal.problem.line is not None and not isinstance(refusal.__cause__, yaml.YAMLError):
             raise refusal from None
+        if error.msg == "Extra data":
+            raise _second(error.lineno) from None
         raise _Refusal("must be JSON or YAML", f"JSON: {error.msg}", line=error.lineno) from None
     except RecursionError:
         raise _deep(None) from None
@@ -146,6 +148,10 @@ def _repeated(key: str, line: int | None) -> _Refusal:
     return _Refusal("may hold each key once", "remove one of the two", value=f"{shown(key)} twice", line=line)
 
 
+def _second(line: int) -> _Refusal:
+    return _Refusal("may hold one job or one workflow", "write the second into a file of its own", line=line)
+
+
 def _deep(line: int | None) -> _Refusal:
     return _Refusal(f"may be nested at most {DEPTH_MAX} deep", "flatten it", line=line)
 
@@ -177,9 +183,7 @@ class _YamlReader:
             case yaml.DocumentStartEvent():
                 self._documents += 1
                 if self._documents > 1:
-                    raise _Refusal(
-                        "may hold one job or one workflow", "write the second into a file of its own", line=line
-                    )
+                    raise _second(line)
             case yaml.AliasEvent():
                 raise _Refusal("may hold no aliases", "write the value out", value=f"*{event.anchor}", line=line)
             case yaml.ScalarEvent() | yaml.MappingStartEvent() | yaml.SequenceStartEvent() if event.tag is not None:

@@ -104,8 +104,7 @@ def _interconnect(given: MlAttributes) -> tuple[str, Any, str] | None:
 def _capability(given: MlAttributes) -> tuple[str, Any, str] | None:
     if given.accelerator is not Accelerator.GPU or given.precision is None or given.gpu_compute_capability is not None:
         return None
-    row = tables.GPU_TYPES.get(given.gpu_type or "")
-    if (row is not None and row.compute_capability is None) or (given.gpu_type or "").startswith("amd-"):
+    if tables.has_no_capability(given.gpu_type or ""):
         return None
     needs = tables.PRECISIONS[given.precision].compute_capability
     return (

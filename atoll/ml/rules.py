@@ -86,7 +86,11 @@ def _no_gpus(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]
 
 def _capability(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     """A known GPU type must support the requested capability and precision."""
-    row = tables.GPU_TYPES.get(attributes.gpu_type or "")
+    row, gpu_type = tables.GPU_TYPES.get(attributes.gpu_type or ""), attributes.gpu_type or ""
+    if attributes.gpu_compute_capability is not None and tables.has_no_capability(gpu_type):
+        yield Complaint(
+            "gpu_compute_capability", f"must not stand beside {gpu_type}: AMD's cards have none", "remove it"
+        )
     if row is None or row.compute_capability is None:
         return
     has = tables.capability_text(row.compute_capability)
@@ -125,7 +129,9 @@ def _tpu(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
 def _model(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     model_id, checksum = attributes.model_id, attributes.model_checksum
     if model_id is not None:
-        if ".." in model_id or model_id.startswith("/") or not model_id.isprintable():
+        if not model_id.isprintable():
+            yield Complaint("model_id", "must be of characters that can be seen", "type it anew; do not copy it")
+        elif ".." in model_id or model_id.startswith("/"):
             yield Complaint("model_id", "must be a name without ..", "write it as the registry does")
         elif not policy.allows_model(model_id):
             yield Complaint("model_id", "must be one of " + ", ".join(policy.model_ids), "ask for it to be allowed")

@@ -110,6 +110,11 @@ def gpu_id(name: str) -> str:
     return GPU_ALIASES.get(lower, lower)
 
 
+def has_no_capability(gpu_type: str) -> bool:
+    """Return whether cards of a type have no compute capability: those of AMD count in another way."""
+    return gpu_type.startswith("amd-")
+
+
 def gpu_models(gpu_type: str) -> tuple[str, ...]:
     """Return the slugs of a GPU type for a GpuClaim, in order of preference."""
     row = GPU_TYPES.get(gpu_type)

@@ -50,6 +50,12 @@ _LIMITS: Final = {
     "model_type": ("must be a mapping", "write required: and preferred: lists of rules"),
     "tuple_type": ("must be a list", "write [value]"),
     "enum": ("must be one of {expected}", "choose one"),
+    "literal_error": ("must be one of {expected}", "choose one"),
+    "decimal_parsing": ("must be a number", "write it without unit"),
+    "decimal_type": ("must be a number", "write it without unit"),
+    "decimal_max_digits": ("may have {max_digits} digits", "shorten it"),
+    "decimal_max_places": ("may have {decimal_places} digits behind the point", "shorten it"),
+    "decimal_whole_digits": ("may have {whole_digits} digits before the point", "shorten it"),
 }
 
 
@@ -80,7 +86,7 @@ def _problem(
     if detail["type"] == "extra_forbidden" and len(path) == 1:
         return unknown_attribute(str(path[0]), known, prefix=prefix, step=step, line=line_of(path))
     limit, hint = _limit(detail, path)
-    value = "" if detail["type"] == "missing" else shown(detail["input"])
+    value = "" if detail["type"] == "missing" or detail["input"] is None else shown(detail["input"])
     return AttributeProblem(prefix + dotted(path), value, limit, hint, line_of(path), step)
 
 
@@ -91,8 +97,10 @@ def _limit(detail: ErrorDetails, path: Sequence[Any]) -> tuple[str, str]:
         limit = next((_FORMS[part] for part in names if part in _FORMS), "must be in another form")
         alias = tables.gpu_id(str(detail["input"])) if path and path[0] == "gpu_type" else ""
         return limit, f"write {alias}" if alias in tables.GPU_TYPES else "correct it"
+    if detail["input"] is None and kind != "missing":
+        return "must have a value", "write one, or remove the line"
     limit, hint = _LIMITS.get(kind, ("must be in another form", "see the reference of attributes"))
-    if kind == "enum":
+    if kind in {"enum", "literal_error"}:
         expected = _words(str(context.get("expected", "")))
         return one_of(expected), _close(str(detail["input"]), expected) or hint
     return limit.format(**context), hint

@@ -20,7 +20,6 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import IllegalTransition
-from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.contention import usable_positions
 from atoll.cluster.gangs.gang_status import wait_for
@@ -41,7 +40,7 @@ from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.pod_fit import affinity_terms
-from atoll.cluster.requests import Request
+from atoll.cluster.requests import Request, Verdict
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, ServerError, Unanswered
@@ -72,6 +71,7 @@ TRIES_MAX = 64
 PASSED_OVER_MAX = 8
 """Gangs in a pause that are tried before one behind them is admitted."""
 CUT_SECONDS = 0.05
+TAKEN = "a GPU was taken by somebody else, or fell ill, meanwhile"
 T = TypeVar("T")
 
 
@@ -146,8 +146,10 @@ class AdmissionReconciler:
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
         is_blocking = self._cache.rules.policy.block_admission
-        if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
-            return [CUT_SECONDS]
+        if (is_blocking or self._cache.rules.strict_order) and not all(
+            map(self._cache.is_current, self._cache.gangs())
+        ):
+            return [CUT_SECONDS]  # a gang whose last write is not seen yet keeps others waiting, too
         first = self._blocker() if is_blocking else None
         ahead: dict[str, Ahead] = {}
         for number, view in enumerate(waiting):
@@ -239,8 +241,7 @@ class AdmissionReconciler:
         reservation = shared_reservation(requests)
         snapshot = self._cache.snapshot(reservation)
         if decision.act is GangAction.REPLACE:
-            is_whole = await self._replace(view, decision, requests, domains, snapshot)
-            return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
+            return await self._replace(view, decision, requests, domains, snapshot)
         key = key_of(view.gang)
         before = ""
         if ahead.gangs:
@@ -290,8 +291,7 @@ class AdmissionReconciler:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
         if not await self._reserve(view, assignments, reservation):
             self._context.metrics.gang_admissions.labels("undone").inc()
-            message = "a GPU was taken by somebody else, or fell ill, meanwhile"
-            return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
+            return await self._wait(view, NoPlacement(Verdict.BUSY, TAKEN, "AdmissionUndone"))
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
         without = sum(not assignment.allocation.device_ids for assignment in assignments)
@@ -365,17 +365,22 @@ class AdmissionReconciler:
         requests: Mapping[str, Request],
         domains: NodeDomains,
         snapshot: PlacementSnapshot,
-    ) -> bool:
-        """Place missing members of a running gang near its others. Those without a place wait, gated."""
-        assignments = await asyncio.to_thread(place_missing, view, decision.members, requests, domains, snapshot)
-        if not assignments or not await self._reserve(view, assignments, shared_reservation(requests)):
-            return False
+    ) -> NoPlacement | None:
+        """Place missing members of a running gang near its others; return why some wait, gated."""
+        found = await asyncio.to_thread(place_missing, view, decision.members, requests, domains, snapshot)
+        assignments, waiting = found.assignments, found.waiting
+        if assignments and not await self._reserve(view, assignments, shared_reservation(requests)):
+            return await self._wait(view, NoPlacement(Verdict.BUSY, TAKEN, "AdmissionUndone"))
+        if waiting is not None:
+            await self._wait(view, waiting)
+        if not assignments:
+            return waiting
         await self._ungate(view, assignments, view.status.admission, is_first=False)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
             status = decision.status.model_copy(update={"assignment": now})
             await write_status(self._context, self._cache, view.gang, status)
-        return len(assignments) == len(decision.members)
+        return waiting
 
     async def _ungate(
         self, view: GangView, assignments: Sequence[MemberAssignment], admission: str, *, is_first: bool
@@ -427,10 +432,10 @@ class AdmissionReconciler:
             return None
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
-        """Write and record why the gang waits. Returns the answer."""
+        """Write and record why the gang, or what it lacks, waits. Returns the answer."""
+        self._events.record_waiting(view, answer.message)
         if view.is_admitted:
             return answer
-        self._events.record_waiting(view, answer.message)
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
         status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)

@@ -17,6 +17,7 @@ T = TypeVar("T")
 class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
     """Of any object."""
 
+    name: str = ""
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
@@ -30,6 +31,7 @@ class _Section(msgspec.Struct, frozen=True):
 class _OwnerSpec(msgspec.Struct, frozen=True, rename="camel"):
     suspend: Any = None
     active: Any = None
+    shutdown_after_job_finishes: Any = None
     run_policy: _Section | None = None
 
 
@@ -61,6 +63,27 @@ class Written(msgspec.Struct, frozen=True):
     """Any object, as our own write left it."""
 
     metadata: ObjectIdentity
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] = ()
+
+
+class KueueWorkload(msgspec.Struct, frozen=True):
+    """A Workload of Kueue."""
+
+    metadata: ObjectIdentity
+    status: _Conditions = _Conditions()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is over: its owner has ended, or a larger slice of an elastic owner has taken its place."""
+        return any(one.type == "Finished" and one.status == "True" for one in self.status.conditions)
 
 
 def decode(raw: bytes, kind: type[T], path: str) -> T:

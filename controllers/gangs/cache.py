@@ -82,6 +82,8 @@ class GangCache:
         self.candidates: set[GangKey] = set()
         self.attempts: dict[GangKey, AdmissionAttempts] = {}
         self.room_at_seconds = 0.0
+        self.group_conflicts: dict[GangKey, str] = {}
+        """Why the GpuGang contradicts the PodGroup of its members; empty if it does not."""
         self._uids: dict[GangKey, set[str]] = {}
         self._gone: dict[GangKey, dict[str, Pod]] = {}
         self._homes: dict[str, str] = {}
@@ -122,6 +124,7 @@ class GangCache:
         key = key_of(change.object)
         if change.kind is ChangeKind.DELETED:
             self._gone.pop(key, None)
+            self.group_conflicts.pop(key, None)
         if not self.is_in_doubt(change.object):
             self._unanswered.pop(key, None)
         return key
@@ -222,8 +225,9 @@ class GangCache:
         if isinstance(policy, OutOfBounds):
             return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
         conflict = size_conflict_of(gang, found)
-        if conflict is not None:
-            return GangView(gang, members, policy, Obstacle("Invalid", str(conflict)))
+        problem = str(conflict or self.group_conflicts.get(key_of(gang), ""))
+        if problem:
+            return GangView(gang, members, policy, Obstacle("Invalid", problem))
         domains = self.node_domains(gang)
         return GangView(gang, members, policy, domains if isinstance(domains, Obstacle) else None)
 
@@ -295,7 +299,8 @@ class GangCache:
         GpuReservation that the gang is confined to."""
         mirror, ledger, now = self.mirror, self.mirror.ledger, self.clock.monotonic_seconds()
         cells = ledger.cells(now_seconds=now)
-        volumes = (mirror.volumes, mirror.volume_claims, mirror.storage_classes)
+        csi = (mirror.csi_nodes, mirror.csi_drivers, mirror.capacities)
+        volumes = (mirror.volumes, mirror.volume_claims, mirror.storage_classes, *csi)
         watched = (mirror.pods, mirror.nodes, mirror.namespaces, *volumes)
         moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
@@ -329,12 +334,16 @@ class GangCache:
     def _volumes(self) -> volume_fit.Volumes:
         """Return the current volumes that bind pods to nodes."""
         volumes, claims, classes = self.mirror.volumes, self.mirror.volume_claims, self.mirror.storage_classes
+        nodes, drivers, capacities = self.mirror.csi_nodes, self.mirror.csi_drivers, self.mirror.capacities
         if volumes is None or claims is None or classes is None:
             return volume_fit.Volumes()
         return volume_fit.Volumes(
             dict(claims.store),
             {name: one for (_, name), one in volumes.store.items()},
             {name: one for (_, name), one in classes.store.items()},
+            {name: one for (_, name), one in nodes.store.items()} if nodes is not None else {},
+            {name: one for (_, name), one in drivers.store.items()} if drivers is not None else {},
+            dict(capacities.store) if capacities is not None else {},
         )
 
     def _namespaces(self) -> dict[str, dict[str, str]]:

@@ -12,10 +12,9 @@ from typing import Any
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.api.times import seconds_of
-from atoll.cluster import pods
 from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, kueue_request_of, words
 from atoll.cluster.gangs.lifecycle import has_begun
-from atoll.cluster.gangs.membership import SET_LABELS, GangKey, has_gate, key_of, role_of
+from atoll.cluster.gangs.membership import ONLY_SET, GangKey, has_gate, key_of, role_of, set_names
 from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
@@ -24,10 +23,10 @@ from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache
 from controllers.gangs.owners import OwnerLister, as_owner
+from controllers.gangs.pod_groups import GROUP_SECONDS, POD_GROUP, PodGroupGangs, waiting_group
 
 PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""
-POD_SET = "pods"
 AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 NOTE_LENGTH_MAX = 900
@@ -44,16 +43,23 @@ NO_WISHES: Mapping[str, KueueTopologyRequest] = MappingProxyType({})
 class GangMaker:
     """Creates and deletes GpuGangs for pods that have none."""
 
-    def __init__(self, context: Context, cache: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache, groups: PodGroupGangs) -> None:
         self._context = context
         self._cache = cache
         self._owners = OwnerLister(context)
+        self._groups = groups
 
     async def make(self, key: GangKey) -> float | None:
         """Create the gang that the pods describe, if they describe one. Raises KubeError."""
         members = [pod for pod in self._cache.pods_of(key) if pod.metadata.deletion_timestamp is None]
         if not members or self.tell_conflict(key, size_conflict(members)):
             return None
+        if waiting_group(members) == key[1]:
+            made = await self._groups.body(key, members)
+            if not isinstance(made, str):
+                return await self._create(key, members, made)
+            self._record_event(members, f"there is no GpuGang {key[1]!r} yet: {made}"[:NOTE_LENGTH_MAX])
+            return GROUP_SECONDS
         size = size_of(members)
         if size is None:
             note = (
@@ -76,6 +82,14 @@ class GangMaker:
             self._record_event(members, note)
             return None
         body = gang_body(key, pod_sets, await self._top_owners(members), wishes)
+        again_seconds = await self._create(key, members, body)
+        assumed = assumption(wishes)
+        if assumed and again_seconds is None:
+            self._record_event(members, f"GpuGang {key[1]!r} is created: {assumed}"[:NOTE_LENGTH_MAX])
+        return again_seconds
+
+    async def _create(self, key: GangKey, members: Sequence[Pod], body: Mapping[str, Any]) -> float | None:
+        """Create a gang; return when to try again if it was not created. Raises KubeError."""
         try:
             await self._context.api.create(paths.gpugangs(key[0]), body)
         except AlreadyExists:
@@ -84,9 +98,6 @@ class GangMaker:
             note = f"the GpuGang {key[1]!r} that the pods describe cannot be made; create one yourself: {error}"
             self._record_event(members, note[:NOTE_LENGTH_MAX])
             return REFUSED_SECONDS
-        assumed = assumption(wishes)
-        if assumed:
-            self._record_event(members, f"GpuGang {key[1]!r} is created: {assumed}"[:NOTE_LENGTH_MAX])
         return None
 
     def tell_conflict(self, key: GangKey, conflict: SizeConflict | None) -> bool:
@@ -101,8 +112,8 @@ class GangMaker:
         """Delete a gang that was created for pods that are gone, for another owner, or with a size that no pod names
         any more while none has started; return whether it was deleted."""
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
-        if made_for is None:
-            return False
+        if made_for is None or made_for.startswith(POD_GROUP):
+            return False  # that of a PodGroup ends with it
         members = self._cache.pods_of(key_of(gang))
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
         if not (
@@ -149,7 +160,7 @@ class GangMaker:
         pod has a place."""
         size = size_of(pod for pod in members if pod.metadata.deletion_timestamp is None)
         made = gang.spec.pod_sets[0]
-        if size is None or made.name != POD_SET or made.count == size or gang.metadata.generation > 1:
+        if size is None or made.name != ONLY_SET or made.count == size or gang.metadata.generation > 1:
             return False
         view = self._cache.view(gang)
         return not (view.is_admitted or has_begun(view))
@@ -181,10 +192,10 @@ def owners_of(members: Sequence[Pod]) -> tuple[OwnerReference, ...]:
 def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | None:
     """Return the pod sets: one, where no member names any; else those that they name, known once all are there. Whether
     a LeaderWorkerSet has one or two is also known only then."""
-    counts = Counter(_set_names(members))
+    counts = Counter(set_names(members))
     is_known = len(members) >= size and "" not in counts
     if set(counts) == {""} and (len(members) >= size or not all(role_of(pod) for pod in members)):
-        return [{"name": POD_SET, "count": size}]
+        return [{"name": ONLY_SET, "count": size}]
     return [{"name": name, "count": count} for name, count in sorted(counts.items())] if is_known else None
 
 
@@ -206,30 +217,15 @@ def gang_body(
     return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": {"podSets": asking}}
 
 
-def _set_names(members: Sequence[Pod]) -> list[str]:
-    """Return the pod set that each member names; empty for none. A LeaderWorkerSet has two if its leaders ask for other
-    GPUs than its workers."""
-    named = [_named_set(pod) for pod in members]
-    roles = [role_of(pod) for pod in members]
-    asks = {(pods.claim_name(pod), pods.device_count(pod)) for pod in members}
-    return roles if all(roles) and not any(named) and len(asks) > 1 else named
-
-
-def _named_set(pod: Pod) -> str:
-    labels = pod.metadata.labels
-    owners = (labels[key] for key in SET_LABELS if labels.get(key))
-    return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
-
-
 def kueue_requests_of(members: Iterable[Pod]) -> dict[str, KueueTopologyRequest] | str:
     """Return the topology request in the annotations of each pod set, or what is wrong with them."""
     first: dict[str, tuple[Pod, KueueTopologyRequest]] = {}
     found = sorted(members, key=lambda one: one.metadata.name)
-    for pod, named in zip(found, _set_names(found), strict=True):
+    for pod, named in zip(found, set_names(found), strict=True):
         wish = kueue_request_of(pod)
         if isinstance(wish, str):
             return f"pod {pod.metadata.name}: {wish}"
-        name = named or POD_SET
+        name = named or ONLY_SET
         known, wished = first.setdefault(name, (pod, wish))
         if wished != wish:
             return (

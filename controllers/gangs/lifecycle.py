@@ -24,17 +24,19 @@ from atoll.cluster.gangs.lifecycle import (
     has_begun,
 )
 from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, key_of, stage_of
+from atoll.cluster.gangs.readiness import placeable
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.events import EventType
 from atoll.kube.mirror import WatchedKind
-from controllers.context import Context
+from controllers.context import Context, pod_reference
 from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference, jitter_of
-from controllers.gangs.creation import GangMaker
+from controllers.gangs.creation import TOLD_MAX, GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
+from controllers.gangs.pod_groups import PodGroupGangs
 from controllers.gangs.writes import (
     each,
     fence,
@@ -69,7 +71,8 @@ class GangReconciler:
         self._context = context
         self._cache = cache
         self._place = place
-        self._maker = GangMaker(context, cache)
+        self._groups = PodGroupGangs(context, cache)
+        self._maker = GangMaker(context, cache, self._groups)
         self._abandoned: dict[GangKey, list[GpuGang]] = {}
         self._pauses: Pauses[GangKey] = Pauses(context.clock)
 
@@ -121,10 +124,13 @@ class GangReconciler:
             return await self._maker.make(key)
         if not self._cache.is_current(gang):
             return await self._catch_up(gang)
+        if await self._groups.follow(gang, self._cache.pods_of(key)):
+            return BEHIND_SECONDS
         self._maker.tell_conflict(key, size_conflict_of(gang, self._cache.pods_of(key)))
         token = self._context.new_token()
         view = self._cache.view(gang)
         decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
+        self._tell_excess(view)
         self._cache.busy.add(key)
         try:
             return await self._act(key, gang, decision)
@@ -161,6 +167,19 @@ class GangReconciler:
                 if self._cache.rules.policy.block_admission and self._cache.candidates:
                     self._place()
         return decision.again_seconds
+
+    def _tell_excess(self, view: GangView) -> None:
+        """Record on pods that come beyond the counts of a running gang that nobody will let them go."""
+        if not view.is_admitted:
+            return
+        name = view.gang.metadata.name
+        for member in placeable(view.gang.spec, view.members)[1][:TOLD_MAX]:
+            note = (
+                f"GpuGang {name!r} has as many members of pod set {member.pod_set} as it counts; this pod stays gated "
+                "until one of them ends, or the pod set's count is raised"
+            )
+            reference = pod_reference(member.pod)
+            self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
 
     async def _catch_up(self, gang: GpuGang) -> float:
         """Wait until the mirror shows our own writes; end the wait for one that got no answer. Raises KubeError."""

@@ -8,8 +8,9 @@ the owner and returns its quota, and admits it anew when the switch is turned on
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import structlog
@@ -23,7 +24,7 @@ from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, MalformedAnswer, NotFound
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.gangs.answers import SwitchedOwner, Written, decode
+from controllers.gangs.answers import KueueWorkload, SwitchedOwner, decode
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class Suspendable:
 
 
 _RUN_POLICY = "runPolicy"
+RAY_JOB: Final = ("ray.io", "RayJob")
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _WORKLOAD: Final = "Workload"
 KINDS: Final[dict[tuple[str, str], Suspendable]] = {
@@ -75,7 +77,7 @@ async def root_owners(
 
     In place of an owner that Kueue has admitted its Workload is returned.
     """
-    roots: dict[str, SuspendedOwner | None] = {}
+    roots: dict[str, tuple[SuspendedOwner, ...]] = {}
     bare = []
     for member in members:
         reference = next((owner for owner in member.pod.metadata.owner_references if owner.controller), None)
@@ -84,18 +86,34 @@ async def root_owners(
             continue
         if reference.uid not in roots:
             workload = member.pod.metadata.annotations.get(KUEUE_WORKLOAD, "")
-            roots[reference.uid] = await _root(context, namespace, as_owner(reference), workload=workload)
-        if roots[reference.uid] is None:
+            roots[reference.uid] = await _roots(context, namespace, as_owner(reference), workload=workload)
+        if not roots[reference.uid]:
             bare.append(member)
-    found = {root.uid: root for root in roots.values() if root is not None}
+    found = {root.uid: root for found in roots.values() for root in found}
     return tuple(found.values())[:OWNERS_MAX], tuple(bare)
 
 
-async def _root(context: Context, namespace: str, owner: SuspendedOwner, *, workload: str) -> SuspendedOwner | None:
-    """Return the topmost of the readable owners that has a switch; None when none has."""
+async def _roots(
+    context: Context, namespace: str, owner: SuspendedOwner, *, workload: str
+) -> tuple[SuspendedOwner, ...]:
+    """Return the topmost of the readable owners that has a switch, or its Workloads; nothing when none has."""
     above = await owners_above(context, namespace, owner)
-    root = next((one for one in reversed(above) if _kind(one) in KINDS), None)
-    return await _workload(context, namespace, workload, root) if root is not None and workload else root
+    root: SuspendedOwner | None = None
+    for one in above:
+        if _kind(one) in KINDS and await _may_be_suspended(context, namespace, one):
+            root = one
+    if root is None or not workload:
+        return (root,) if root is not None else ()
+    return await _workloads(context, namespace, workload, root)
+
+
+async def _may_be_suspended(context: Context, namespace: str, owner: SuspendedOwner) -> bool:
+    """Tell whether an owner of a kind with a switch bears its use: KubeRay fails a RayJob for good that is suspended
+    without shutdownAfterJobFinishes; its RayCluster may be."""
+    if _kind(owner) != RAY_JOB:
+        return True
+    body = await _read(context, namespace, owner)
+    return body is not None and body.spec is not None and body.spec.shutdown_after_job_finishes is True
 
 
 async def owners_above(context: Context, namespace: str, owner: SuspendedOwner) -> tuple[SuspendedOwner, ...]:
@@ -143,17 +161,32 @@ def as_owner(reference: OwnerReference) -> SuspendedOwner:
     )
 
 
-async def _workload(context: Context, namespace: str, name: str, owner: SuspendedOwner) -> SuspendedOwner:
-    """Return the Workload under which Kueue has admitted an owner, or the owner where there is none of it."""
-    path = paths.group(_KUEUE, "workloads", namespace=namespace, name=name)
+async def _workloads(context: Context, namespace: str, name: str, owner: SuspendedOwner) -> tuple[SuspendedOwner, ...]:
+    """Return the Workload under which Kueue has admitted an owner, or the owner where there is none of it.
+
+    Pods of an elastic Job name its first slice; the later ones, which have taken its place, are found by their owner.
+    """
+    path = paths.kueue_workloads(namespace, name)
     try:
-        metadata = decode(await context.api.get(path), Written, path).metadata
+        named = decode(await context.api.get(path), KueueWorkload, path)
+        found: Sequence[KueueWorkload] = [named] if not named.is_finished else await _slices(context, namespace, owner)
     except (NotFound, Forbidden, MalformedAnswer) as error:
         log.warning("Could not read the Workload of a gang's owner", workload=f"{namespace}/{name}", err=str(error))
-        return owner
-    if not any(one.uid == owner.uid for one in metadata.owner_references or ()):
-        return owner
-    return SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=name, uid=metadata.uid)
+        return (owner,)
+    live = (
+        one.metadata
+        for one in found
+        if not one.is_finished and any(above.uid == owner.uid for above in one.metadata.owner_references or ())
+    )
+    workloads = (SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=one.name or name, uid=one.uid) for one in live)
+    return tuple(islice(workloads, OWNERS_MAX)) or (owner,)
+
+
+async def _slices(context: Context, namespace: str, owner: SuspendedOwner) -> Sequence[KueueWorkload]:
+    path = paths.kueue_workloads(namespace)
+    params = {"labelSelector": f"kueue.x-k8s.io/job-uid={owner.uid}"}
+    listing = await context.api.list(path, lambda raw: decode(raw, KueueWorkload, path), params=params)
+    return listing.items
 
 
 async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:

@@ -33,8 +33,10 @@ class GangEvents:
         due = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_MAX]) if one not in self._recorded_at]
         if not due:
             return
-        place = self._place(key_of(view.gang), now)
-        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
+        note = message
+        if not view.is_admitted:
+            place = self._place(key_of(view.gang), now)
+            note = f"number {place} of {len(self._places)} gangs that wait: {message}"
         for reference in due:
             self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
         self._recorded_at |= dict.fromkeys(due, now)

@@ -24,7 +24,7 @@ RELEASE = "tests/e2e/test_cordon.py::test_a_quarantined_gpu_is_given_out_again_w
 SPARES = f"{GANGS}::test_gangs_stay_in_one_clique_and_take_spare_trays_last"
 WORKERS = "tests/ml/test_capabilities.py::test_worker_advertises_what_its_node_and_report_tell"
 WORD = "tests/controllers/test_machines.py::test_a_word_frees_what_left_and_forgets_the_rest"
-SAID = "tests/atollctl/test_node.py::test_a_word_says_who_why_when_and_of_which_machine"
+STORY = "tests/explain/test_overview.py::test_story_tells_holders_health_and_what_was_said"
 LEDGER = "tests/cluster/test_ledger.py"
 
 SHAPE = "tests/cluster/test_reservations.py::test_shape_is_taken"
@@ -88,17 +88,17 @@ FIELDS = {
     "GpuNodeStatus": {
         "cordons.uuid": CORDON,
         "cordons.reason": CORDON,
-        "cordons.by": "tests/atollctl/test_gpu.py::test_a_cordon_names_the_card_and_says_why",
+        "cordons.by": STORY,
         "releases.uuid": RELEASE,
         "releases.time": "tests/cluster/test_health.py::test_an_administrators_word_ends_what_was_until_then",
         "gone.nodeUid": WORD,
-        "gone.reason": SAID,
-        "gone.by": SAID,
-        "gone.time": SAID,
-        "gone.sequence": "tests/controllers/test_machines.py::test_a_word_that_does_not_hold_frees_nothing",
+        "gone.reason": WORD,
+        "gone.by": WORD,
+        "gone.time": WORD,
+        "gone.sequence": "tests/cluster/test_machine_life.py::test_when_a_word_counts",
         "gone.forget": WORD,
-        "releases.reason": "tests/atollctl/test_gpu.py::test_a_release_carries_the_moment_of_the_report",
-        "releases.by": "tests/atollctl/test_gpu.py::test_a_release_carries_the_moment_of_the_report",
+        "releases.reason": STORY,
+        "releases.by": STORY,
     },
     "GpuReservation": {
         "shape.count": SHAPE,

@@ -1,6 +1,9 @@
 """Requests are honoured or refused, never dropped: every field and annotation has a test of its effect."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import yaml
 from atoll.api import names
 from atoll.api.crds import rendered_files
 from atoll.cluster.gangs import kueue_topology, membership
-from tests.api.honoured_fields import FIELDS, FOREIGN_KEYS, KEYS
+from tests.api.honoured_fields import FIELDS, FOREIGN_KEYS, KEYS, REFUSED
 
 REPOSITORY = Path(__file__).parent.parent.parent
 NO_KEYS = {
@@ -75,3 +78,30 @@ def test_the_test_of_an_effect_exists(asked: str) -> None:
     text = (REPOSITORY / path).read_text(encoding="utf-8")
 
     assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{asked}: {path} has no {name}"
+
+
+LOST = {
+    f"{kind} {field}": test
+    for kind, fields in FIELDS.items()
+    for field, test in fields.items()
+    if test != REFUSED and "/e2e/" not in test
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("field", LOST)
+def test_the_test_of_a_field_fails_when_the_field_is_lost(field: str) -> None:
+    """Whoever reads the object reads it without this one field: a test that passes all the same shows no effect."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.api.dropped_field", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, LOST[field]],
+        cwd=REPOSITORY,
+        env={**os.environ, "ATOLL_DROPPED_FIELD": field},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 1, run.stdout[-2000:] + run.stderr[-1000:]
+    assert "1 failed" in run.stdout

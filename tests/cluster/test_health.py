@@ -14,7 +14,6 @@ from atoll.api.node_status import (
     GpuNodeStatusReport,
     GpuNodeStatusSpec,
     Health,
-    HealthRelease,
     HealthState,
     Incident,
     IncidentKind,
@@ -76,9 +75,11 @@ def test_an_ended_incident_counts_no_more(by: str) -> None:
 )
 def test_an_administrators_word_ends_what_was_until_then(released: str, want: Availability) -> None:
     """A release counts for what happened before it, never for what comes after."""
-    spec = GpuNodeStatusSpec(releases=(HealthRelease(uuid="g0", time=released),))
+    read = GpuNodeStatus.model_validate(
+        {"metadata": {"name": "n1"}, "spec": {"releases": [{"uuid": "g0", "time": released}]}}
+    )
 
-    assert judge(status(card(0, incident(code=79)), spec=spec)).standings["g0"].state is want
+    assert judge(status(card(0, incident(code=79)), spec=read.spec)).standings["g0"].state is want
 
 
 @pytest.mark.parametrize(

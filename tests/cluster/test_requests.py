@@ -9,7 +9,7 @@ from atoll.api.claims import GpuClaim, VisibleDevices
 from atoll.cluster import pods
 from atoll.cluster.allocations import OTHER_BYTES_MAX
 from atoll.cluster.machines import parse_capability
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request, refused_request, request_of
 from tests.builders import make_claim, make_pod
 from topology.device_requests import Interconnect, Policy
 
@@ -58,7 +58,7 @@ SIDECAR = {"name": "proxy", "restartPolicy": "Always"}
 )
 def test_contradictions_are_rejected(pod: dict[str, Any], claim: GpuClaim | None, reason: str) -> None:
     """A pod that does not mean what its claim says waits, with a constant phrase that says why."""
-    assert request_of(make_pod(**pod), claim) == Rejection(reason)
+    assert request_of(make_pod(**pod), claim) == refused_request(reason)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.api import names
+from atoll.api import job_names, names
 from atoll.api.claims import GpuClaim
 from atoll.api.reservations import GpuReservation, GpuReservationStatus, ReservationPhase
 from atoll.api.times import text_of
@@ -189,6 +189,37 @@ def test_what_nobody_uses_is_given_back_for_good() -> None:
     assert (over.phase, floor.leases(late)) == (ReservationPhase.RELEASED, [])
     again = make_reservation_object(unusedTimeoutSeconds=timeout, status=over.to_json())
     assert floor.settle(again, START + 2000).taken == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "spec", "timeout"),
+    [
+        pytest.param(["60"], {}, 60, id="one-pod"),
+        pytest.param(["60", "90"], {}, 90, id="the-longest-of-several"),
+        pytest.param(["60", None], {}, None, id="one-sets-none"),
+        pytest.param(["60"], {"unusedTimeoutSeconds": 20}, 20, id="the-reservation-has-a-shorter-one"),
+        pytest.param(["60"], {"unusedTimeoutSeconds": 600}, 60, id="the-reservation-has-a-longer-one"),
+        pytest.param(["60"], {"namespaces": ["team", "other"]}, None, id="another-team-counts-on-it"),
+        *(pytest.param([text], {}, None, id=f"nonsense-{text}") for text in ("", "0", "-1", "1.5", "\u0663", "9" * 30)),
+    ],
+)
+def test_pods_say_how_long_it_waits_for_the_next_ones(
+    asked: list[str | None], spec: dict[str, Any], timeout: int | None
+) -> None:
+    """Those that used it last; counted from the end of the last one."""
+    key = job_names.RESERVATION_TIMEOUT
+    pods = [user(f"p{i}", annotations={} if text is None else {key: text}) for i, text in enumerate(asked)]
+    floor, reservation = Floor("n1"), make_reservation_object(status={"phase": "Active"}, **spec)
+    floor.settle(reservation)
+    taken = [record for pod in pods for record in floor.use(pod, reservation)]
+    assert len(taken) == len(pods)
+    busy = decide(reservation, floor.leases(reservation), floor.offers(), START, users=pods).status
+    for record in taken:
+        floor.write(returned_lease(record, NOW))
+    idle = floor.settle(make_reservation_object(status=busy.to_json(), **spec), START + 500)
+    assert idle.again_seconds == timeout
+    later = make_reservation_object(status=idle.status.to_json(), **spec)
+    assert floor.settle(later, START + 501).again_seconds == (timeout and timeout - 1)
 
 
 def test_sick_gpu_is_exchanged_and_a_silent_node_is_not() -> None:

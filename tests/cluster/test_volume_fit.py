@@ -80,6 +80,12 @@ def test_a_claim_that_is_not_bound_yet_leaves_the_nodes_where_it_can_be(
         (known(HALF_BOUND, disk(), **MADE), (), "PersistentVolumeClaim data is not bound to a volume yet"),
         (known(LOST, **MADE), (), "PersistentVolumeClaim data has lost its volume d; create both anew"),
         (known(claim(), **STATIC), ("data",), "bind it before, or give each member a claim of its own"),
+        (known(claim(accessModes=["ReadWriteOncePod"]), **MADE), (), ""),
+        (
+            known(claim(accessModes=["ReadWriteOncePod"]), **MADE),
+            ("data",),
+            "is for one pod (ReadWriteOncePod), and other members use it too; give each member a claim of its own",
+        ),
         (Volumes(), (), ""),
     ],
 )
@@ -87,3 +93,12 @@ def test_a_claim_that_no_node_can_serve_is_named(volumes: Volumes, shared: tuple
     """kube-scheduler refuses such a pod everywhere; where classes are not known, nothing is said."""
     assert problem in volume_problem(POD, volumes, shared=shared)
     assert bool(volume_problem(POD, volumes, shared=shared)) == bool(problem)
+
+
+def test_a_claim_for_one_pod_that_another_pod_uses_is_named() -> None:
+    """The user may be a pod of no gang on any node; a claim of another mode may have many users."""
+    users = {"data": "somebody"}
+    taken = known(claim(accessModes=["ReadWriteOncePod"]), **MADE)
+
+    assert "and pod somebody uses it" in volume_problem(POD, taken, users=users)
+    assert volume_problem(POD, known(claim(), **MADE), users=users) == ""

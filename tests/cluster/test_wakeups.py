@@ -34,6 +34,7 @@ from atoll.cluster.wakeups import (
     waiting_note,
 )
 from tests.builders import make_devices, make_pod, uuid_of
+from tests.explain.situations import NO_FABRIC
 
 GENERATION = 500
 NOW = 1000.0
@@ -60,6 +61,7 @@ def room(name: str = "n1", free: int = 0xFF, **spec: Any) -> NodeCapacity:
 
 
 DEVICES: dict[str, NodeDevices] = {name: make_devices(name) for name in ("n1", "n2", "n3")}
+WITHOUT_FABRIC = make_devices("n1", "dgx-h100", devices=dict.fromkeys(range(8), NO_FABRIC))
 
 
 def asked(pod: Pod) -> tuple[Pod, Request]:
@@ -302,6 +304,13 @@ PRESENT = {"nvidia.com/gpu.present": "true"}
             1, [room(unschedulable=True), room("n2", ready="False")], (), "n1 is uncordoned or n2 is Ready:", id="two"
         ),
         pytest.param(1, [], (NodeFacts(node("n4"), None),), "when the agent of n4 reports:", id="no report yet"),
+        pytest.param(
+            1,
+            [NodeCapacity(node(), WITHOUT_FABRIC, 0xFF)],
+            (),
+            f"n1 no longer reports: {names.REJECT_FABRIC}",
+            id="fabric",
+        ),
         pytest.param(9, [room()], (NodeFacts(node("n4"), None),), "when the agent of n4 reports:", id="perhaps larger"),
         pytest.param(1, [], (NodeFacts(node("n2"), DEVICES["n2"]),), "the agent of n2 reports again:", id="silent"),
         pytest.param(9, [], (NodeFacts(node("n2"), DEVICES["n2"]),), "not even an empty one", id="silent and small"),

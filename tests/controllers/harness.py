@@ -9,7 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,15 @@ PODS = "/api/v1/namespaces/team/pods"
 
 
 class HurriedClock:
-    """Real time, five times faster."""
+    """Real time, five times faster; the time of day is off by `ahead`."""
+
+    ahead = timedelta()
 
     def monotonic_seconds(self) -> float:
         return asyncio.get_running_loop().time() * SPEED
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        return datetime.now(UTC) + self.ahead
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds) / SPEED)
@@ -130,6 +132,7 @@ class Term:
     loops: tuple[Loop[Any], ...]
     is_leading: list[bool]
     metrics: Metrics
+    clock: HurriedClock
 
     def resync(self) -> None:
         """Resync all loops, as the process does every 30 s."""
@@ -205,7 +208,7 @@ async def leading(
     async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
         mirror = ClusterMirror(client, clock, with_gangs=with_gangs)
         terminations, notes, tokens = PodTerminations(mirror), Notes(), itertools.count()
-        api, is_leading, metrics = api_of(client), [True], Metrics("test")
+        api, is_leading, metrics = api_of(client), [True], Metrics("controllers")
         context = Context(
             api=GuardedApi(api, lambda: is_leading[0]),
             mirror=mirror,
@@ -226,7 +229,7 @@ async def leading(
         await mirror.synced()
         loops += build_loops(context, terminations, ControllersSettings(claim_status_seconds=0.0, **(settings or {})))
         working = [asyncio.ensure_future(loop.run()) for loop in loops]
-        term = Term(api, mirror, notes, tuple(loops), is_leading, metrics)
+        term = Term(api, mirror, notes, tuple(loops), is_leading, metrics, clock)
         term.resync()
         try:
             yield term

@@ -1,5 +1,6 @@
 """Changes that trigger a new check of waiting pods and of topologies."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from controllers.gangs.admission import AdmissionReconciler
 from controllers.gangs.cache import GangCache
 from controllers.topologies import TopologyReconciler
 from tests.builders import make_pod
+from tests.controllers.gang_harness import TOPOLOGIES, cluster, settled, term
 from tests.fakes.clock import ManualClock
 
 
@@ -95,3 +97,21 @@ def test_waiting_gangs_are_tried_again_when_there_may_be_room(
     reconciler = AdmissionReconciler(cast("Context", context), cast("GangCache", cache))
 
     assert (bool(list(reconciler.affected(kind, change))), len(rooms)) == (is_room, int(is_room))
+
+
+async def test_the_status_of_a_topology_is_written_when_it_changes_and_not_again(tmp_path: Path) -> None:
+    """It counts the nodes that it covers; the next look at the same nodes writes nothing."""
+    async with cluster("n1", labels=RACK) as made, term(made, tmp_path) as running:
+        made.server.put(f"{TOPOLOGIES}/a", {"metadata": {"name": "a"}, "spec": {"levels": [{"nodeLabel": "rack"}]}})
+
+        def counted() -> Any:
+            return made.server.objects[f"{TOPOLOGIES}/a"].get("status", {}).get("nodes")
+
+        await settled(running, lambda: counted() == 1)
+        loop = next(one for one in running.loops if isinstance(one._reconciler, TopologyReconciler))
+        await settled(running, lambda: running.mirror.topologies.store[("", "a")].status is not None)
+        before = len(running.api.writes)
+        await loop._reconciler.reconcile("a")
+        assert [path for _, path in running.api.writes[before:] if path.startswith(TOPOLOGIES)] == []
+        made.add_node("n2", labels=RACK)
+        await settled(running, lambda: counted() == 2)

@@ -45,7 +45,7 @@ def condition(running: ControllerHarness, name: str) -> dict[str, Any]:
 
 def gpus_in_foreign_use(running: ControllerHarness) -> float:
     """Return what the metric says."""
-    return samples(running.metrics)["atoll_test_foreign_gpus",]
+    return samples(running.metrics)["atoll_controllers_foreign_gpus",]
 
 
 async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None:

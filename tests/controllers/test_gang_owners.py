@@ -58,6 +58,34 @@ async def test_a_gang_goes_whole_though_its_owner_reference_makes_no_sense(tmp_p
         await settled(running, lambda: any(path.endswith("/eviction") for _, path in running.api.writes), seconds=20)
 
 
+RAY = "/apis/ray.io/v1/namespaces/team"
+
+
+@pytest.mark.parametrize(
+    ("shuts_down", "stopped", "left"),
+    [(True, "rayjobs/job", "rayclusters/job"), (False, "rayclusters/job", "rayjobs/job")],
+    ids=["RayJob", "its RayCluster"],
+)
+@pytest.mark.asyncio
+async def test_a_ray_job_is_suspended_only_if_kuberay_bears_it(
+    tmp_path: Path, shuts_down: bool, stopped: str, left: str
+) -> None:
+    """KubeRay declares a RayJob invalid, for good, that is suspended and not shut down after its work."""
+    job = {"shutdownAfterJobFinishes": True} if shuts_down else {}
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{RAY}/rayjobs/job", {"metadata": {"name": "job", "uid": "j"}, "spec": job})
+        owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": "job", "uid": "j", "controller": True}
+        metadata = {"name": "job", "uid": "c", "ownerReferences": [owner]}
+        made.server.put(f"{RAY}/rayclusters/job", {"metadata": metadata, "spec": {}})
+        made.add_gang("g", 1, waitForPodsReady=QUICK)
+        owned = {**owner, "kind": "RayCluster", "uid": "c"}
+        made.change_pod(made.add_member("g", 0), metadata={"ownerReferences": [owned]})
+        await settled(running, lambda: not made.is_gated("g-0"))
+        await settled(running, lambda: made.server.objects[f"{RAY}/{stopped}"]["spec"].get("suspend"), seconds=20)
+
+    assert "suspend" not in made.server.objects[f"{RAY}/{left}"]["spec"]
+
+
 NESTED = b'{"metadata":{"uid":"u","name":"set"},"spec":{"suspend":false,"a":' + b"[" * 9000 + b"]" * 9000 + b"}}"
 """What the API server stores of a kind without a schema; a decoder that reads it whole runs out of its stack."""
 

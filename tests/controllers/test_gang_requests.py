@@ -41,13 +41,17 @@ def homes(made: GangHarness, pod_set: str) -> list[str]:
     return [pod["status"]["nominatedNodeName"] for pod in pods if "nominatedNodeName" in pod["status"]]
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["of the pod set", "of the whole gang"])
 @pytest.mark.parametrize(("balanced", "want"), [(False, [4, 2]), (True, [3, 3])], ids=["filled", "balanced"])
-async def test_balanced_members_are_dealt_out_evenly(tmp_path: Path, balanced: bool, want: list[int]) -> None:
+async def test_balanced_members_are_dealt_out_evenly(
+    tmp_path: Path, balanced: bool, want: list[int], is_whole: bool
+) -> None:
     """Six members of two GPUs in the preferred rack: four and two fill the hosts, balanced there are three on each."""
     async with cluster() as made:
         add_racks(made, left_out="b3")
-        asked = {**NEAR, "balanced": balanced}
-        made.add_gang("g", 6, podSets=[{"name": "workers", "count": 6, "topology": asked}])
+        asked = {"topology": {**NEAR, "balanced": balanced}}
+        pod_set = {"name": "workers", "count": 6, **({} if is_whole else asked)}
+        made.add_gang("g", 6, podSets=[pod_set], **(asked if is_whole else {}))
         add_members(made, "workers", 6, gpus=2)
         async with term(made, tmp_path) as running:
             await settled(running, lambda: len(homes(made, "workers")) == 6)
@@ -375,9 +379,10 @@ async def test_the_named_topology_is_the_one_that_counts(tmp_path: Path) -> None
         ({"minMember": 3}, 3),
         ({"podSets": [{"name": "workers", "count": 4, "minCount": 3}], "minMember": 3}, 3),
         ({"podSets": [{"name": "workers", "count": 4, "minCount": 2}], "minMember": 2}, 3),
+        ({"podSets": [{"name": "workers", "count": 4, "minCount": 4}], "minMember": 3}, 0),
         ({}, 0),
     ],
-    ids=["minMember", "minCount", "as many as fit", "all of them"],
+    ids=["minMember", "minCount", "as many as fit", "minCount of all", "all of them"],
 )
 async def test_as_many_members_start_as_are_enough_and_fit(tmp_path: Path, spec: Any, started: int) -> None:
     """Four members of eight GPUs, three machines."""

@@ -412,6 +412,38 @@ async def test_an_evicted_gang_under_kueue_turns_the_switch_of_its_workload(
     assert made.server.objects[left]["spec"] == {}
 
 
+async def test_an_elastic_owner_is_stopped_by_the_workload_that_replaced_the_one_on_its_pods(tmp_path: Path) -> None:
+    """Kueue admits a larger slice when a Job grows, and ends the one that the pods name: its switch moves nothing."""
+    later = WORKLOAD.replace("job-job-1", "job-job-2")
+    owned = {"ownerReferences": [OWNED[0]]}
+    finished = {"conditions": [{"type": "Finished", "status": "True"}]}
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_under_kueue(made, {})
+        first = made.server.objects[WORKLOAD]
+        made.server.put(WORKLOAD, {**strip_version(first), "status": finished})
+        made.server.put(later, {"metadata": {"name": "job-job-2", "uid": "v", **owned}, "spec": {}})
+        other = later.replace("job-job-2", "other")
+        made.server.put(other, {"metadata": {"name": "other", "uid": "x", "ownerReferences": []}, "spec": {}})
+        await settled(running, lambda: is_let_go(made, "g"))
+        await settled(running, lambda: made.server.objects[later]["spec"] == {"active": False}, seconds=20)
+        assert made.server.objects[WORKLOAD]["spec"] == made.server.objects[other]["spec"] == {}
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.server.objects[later]["spec"] == {"active": True}, seconds=20)
+
+
+async def test_a_pod_beyond_the_counts_of_a_running_gang_is_told(tmp_path: Path) -> None:
+    """Its owner grew beyond the GpuGang: it waits behind its gate, and an event says until when."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_gang("g", 1)
+        made.add_member("g", 0)
+        await settled(running, lambda: not made.is_gated("g-0"))
+        made.run_all("g", 1)
+        made.add_member("g", 1)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-1") in running.notes.recorded)
+        assert made.is_gated("g-1")
+
+
 async def test_a_workload_that_somebody_else_put_out_of_action_stays_so(tmp_path: Path) -> None:
     """An administrator has stopped it, or Kueue has: Atoll resumes only what it stopped itself."""
     async with cluster() as made, term(made, tmp_path) as running:
@@ -493,6 +525,12 @@ async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> 
         await settled(running, lambda: is_let_go(made, second), seconds=16)
 
 
+def cordon(made: GangHarness, node: str) -> None:
+    """Cordon a node."""
+    found = made.server.objects[f"/api/v1/nodes/{node}"]
+    made.server.put(f"/api/v1/nodes/{node}", strip_version({**found, "spec": {"unschedulable": True}}))
+
+
 async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_path: Path) -> None:
     """The node of a failed member is cordoned: its successor goes elsewhere, and the status follows."""
     async with cluster("n1", "n2", "n3") as made, term(made, tmp_path) as running:
@@ -503,9 +541,7 @@ async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_pa
         made.run_all("g", 2)
         await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
         lost = made.pod("g-1")["spec"]["nodeName"]
-        node = made.server.objects[f"/api/v1/nodes/{lost}"]
-        metadata = {key: value for key, value in node["metadata"].items() if key != "resourceVersion"}
-        made.server.put(f"/api/v1/nodes/{lost}", {**node, "metadata": metadata, "spec": {"unschedulable": True}})
+        cordon(made, lost)
         made.end("g-1", "Failed")
         await settled(running, lambda: made.leases_of("g-1") == [])
         made.add_member("g", 2, gpus=8)
@@ -517,6 +553,27 @@ async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_pa
 
         await settled(running, lambda: lost not in hosts())
         assert hosts() == {"n1", "n2", "n3"} - {lost}
+
+
+async def test_a_gang_that_lacks_a_member_says_why_its_successor_waits(tmp_path: Path) -> None:
+    """The node of a failed member is cordoned and there is no other one: both the gang and the pod are told."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        made.add_gang("g", 2)
+        for number in range(2):
+            made.add_member("g", number, gpus=8)
+        await settled(running, lambda: made.reason("g") == "Admitted")
+        made.run_all("g", 2)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        lost = made.pod("g-1")["spec"]["nodeName"]
+        cordon(made, lost)
+        made.end("g-1", "Failed")
+        await settled(running, lambda: made.leases_of("g-1") == [])
+        made.add_member("g", 2, gpus=8)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-2") in running.notes.recorded)
+
+        (said,) = running.notes.notes_on(names.REASON_GANG_WAITING, "g-2")
+        assert said.startswith(f"fits when {lost} is uncordoned; now 1 of 1 members that it lacks find no place")
+        assert made.reason("g") == "Admitted"
 
 
 async def test_a_failed_member_is_replaced_in_its_rack(tmp_path: Path) -> None:

@@ -44,10 +44,13 @@ def node_lacks(server: InMemoryServer) -> None:
     del server.objects[NODE]
 
 
+DECLARED = "2026-01-31T12:00:00Z"
+
+
 def say(running: ControllerHarness, *, uid: str = "uid-of-n1", forget: bool = False) -> None:
     """Declare the machine gone, as `atoll node` does."""
     report = running.server.objects[REPORT]
-    word = {"nodeUid": uid, "by": "jane", "reason": "scrapped", "forget": forget}
+    word = {"nodeUid": uid, "by": "jane", "reason": "scrapped", "time": DECLARED, "forget": forget}
     running.server.put(REPORT, {**report, "spec": {**report.get("spec", {}), "gone": [word]}})
 
 
@@ -153,7 +156,7 @@ async def test_a_word_frees_what_left_and_forgets_the_rest(tmp_path: Path) -> No
         await running.settled(lambda: not running.held() and not traces(running))
 
         (note,) = running.notes.notes_on(names.REASON_MACHINE_GONE, "n1")
-        assert note.startswith("jane declared machine uid-of-n1 of node n1 gone for good: scrapped")
+        assert note.startswith(f"jane declared machine uid-of-n1 of node n1 gone for good at {DECLARED}: scrapped")
 
 
 async def test_a_word_to_forget_waits_for_the_pods(tmp_path: Path) -> None:

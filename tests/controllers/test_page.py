@@ -14,6 +14,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from structlog.testing import capture_logs
 
+from atoll.api import names
 from atoll.cluster.gangs.membership import gang_key
 from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
@@ -40,6 +41,7 @@ from tests.builders import make_pod, uuid_of
 from tests.controllers.page_harness import Page, next_event, served
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_gangs import SITUATIONS as GANGS
+from tests.explain.test_reservations import hall
 from tests.fakes.clock import ManualClock
 
 ILL = {"health": {"state": "unhealthy", "reason": "XID 48"}}
@@ -98,6 +100,24 @@ async def test_gpus_whose_users_cannot_be_read_say_so() -> None:
     assert (told[0], told[3]) == (("held", USE_UNKNOWN), ("free", USE_UNKNOWN))
     assert told[6] == ("quarantined", f"XID 48; {USE_UNKNOWN}")
     assert USE_UNKNOWN not in {reason for number, (_, reason) in told.items() if number not in {0, 3, 6}}
+
+
+async def test_a_reservation_is_shown_as_the_holder_and_its_pod_is_told_what_it_waits_for() -> None:
+    """GPUs that no pod uses are not free on the page; a pod that may not have them reads why."""
+    snapshot = hall(0, 1, namespaces=["other"]).snapshot
+    stranger = make_pod("stranger", gpus=1, annotations={names.RESERVATION: "nightly"})
+    async with (
+        served(replace(snapshot, pods=(stranger,)), ManualClock()) as page,
+        page.client.get("/page/events") as stream,
+    ):
+        _, look = await next_event(stream)
+
+    gpus = [gpu for node in look["nodes"] if node["name"] == "n2" for part in node["islands"] for gpu in part["gpus"]]
+    held = {gpu["id"]: gpu["holders"] for gpu in gpus if gpu["state"] == "held"}
+    assert held == {0: ["@reservation/nightly"], 1: ["@reservation/nightly"]}
+    assert look["counts"] == {"free": 14, "held": 2}
+    (row,) = look["waiting"]
+    assert names.REJECT_RESERVATION_FOREIGN in row["reason"]
 
 
 async def test_nobody_looks_while_nobody_watches(page: Page) -> None:

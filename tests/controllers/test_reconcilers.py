@@ -347,12 +347,14 @@ async def test_a_departure_whose_leases_somebody_deleted_is_in_doubt_no_more(tmp
         put_leases(server, 0)
 
     async with running_controllers(tmp_path, setup) as running:
-        await running.settled(lambda: samples(running.metrics)[("atoll_test_departures_in_doubt",)] == 1)
+        await running.settled(lambda: samples(running.metrics)[("atoll_controllers_departures_in_doubt",)] == 1)
         running.server.remove(f"{LEASES}/gpu-n1-0")
         await running.settled(lambda: not running.mirror.ledger.leases)
         running.resync()
-        assert any(name == "atoll_test_queue_keys" and value for (name, *_), value in samples(running.metrics).items())
-        await running.settled(lambda: samples(running.metrics)[("atoll_test_departures_in_doubt",)] == 0)
+        assert any(
+            name == "atoll_controllers_queue_keys" and value for (name, *_), value in samples(running.metrics).items()
+        )
+        await running.settled(lambda: samples(running.metrics)[("atoll_controllers_departures_in_doubt",)] == 0)
 
 
 async def test_an_unreadable_lease_of_nobody_gets_its_device_from_its_name_once(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_pod_bound_by_a_report_from_before_the_reboot_is_evicted(tmp_path:
     async with running_controllers(tmp_path, renumber) as running:
         put_told(running.server, "p", 0, "0")
         await until(lambda: not names_of_pods(running))
-        await until(lambda: samples(running.metrics)[("atoll_test_pods_evicted_total",)] == 1)
+        await until(lambda: samples(running.metrics)[("atoll_controllers_pods_evicted_total",)] == 1)
 
 
 async def test_disruption_budget_delays_the_eviction(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """Reservations in the controllers: held whatever write is lost, returned on proof, free after their deletion."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.api import names
+from atoll.api.times import text_of
 from atoll.cluster.leases import Holder
+from atoll.jobs.rendering import render
 from tests.builders import lease_json, make_allocation, pod_json
 from tests.controllers.harness import (
     LEASES,
@@ -16,6 +20,8 @@ from tests.controllers.harness import (
     running_controllers,
     strip_version,
 )
+from tests.jobs.render import job
+from tests.service.test_metrics import samples
 
 RESERVATIONS = "/apis/gpu.scheduling/v1/gpureservations"
 MARK = "nightly/uid-of-nightly"
@@ -29,11 +35,18 @@ def put_reservation(server: InMemoryServer, count: int = 4, **spec: Any) -> None
     server.put(f"{RESERVATIONS}/nightly", body)
 
 
-def put_user(server: InMemoryServer, device_id: int, *, ended: bool, is_stranger: bool = False) -> None:
+def put_user(
+    server: InMemoryServer,
+    device_id: int,
+    *,
+    ended: bool,
+    is_stranger: bool = False,
+    annotations: Mapping[str, str] | None = None,
+) -> None:
     """Put a pod that took a Lease over from the reservation, or one that has nothing to do with it, and perhaps was
     ended by kubelet."""
     allocation = make_allocation("n1", device_id)
-    named = {} if is_stranger else {names.RESERVATION: "nightly"}
+    named = {} if is_stranger else annotations or {names.RESERVATION: "nightly"}
     body = pod_json("user", node="n1", allocation=allocation, annotations=named)
     status: dict[str, Any] = {"phase": "Running"}
     if ended:
@@ -88,7 +101,8 @@ async def test_gpu_of_an_ended_pod_goes_back_to_it(tmp_path: Path, fails_at: int
 
 
 async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs(tmp_path: Path) -> None:
-    """Nobody would free it otherwise. What comes back to a reservation that is gone is everybody's."""
+    """Nobody would free it otherwise. What comes back to a reservation that is gone is everybody's. What it takes and
+    frees is counted."""
 
     def used(server: InMemoryServer) -> None:
         put_reservation(server, 3)
@@ -98,6 +112,11 @@ async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs
         await running.settled(lambda: holders(running) == [OWN] * 2 + ["team/user/uid-of-user"])
         running.server.remove(f"{RESERVATIONS}/nightly")
         await running.settled(lambda: holders(running) == ["team/user/uid-of-user"])
+        counted = samples(running.metrics)
+        assert {did: counted["atoll_controllers_reserved_gpus_total", did] for did in ("taken", "freed")} == {
+            "taken": 2.0,
+            "freed": 2.0,
+        }
         put_user(running.server, 0, ended=True)
         await running.settled(lambda: holders(running) == [])
 
@@ -172,3 +191,55 @@ async def test_a_gpu_that_no_reservation_takes_is_free(tmp_path: Path, spec: dic
         put_user(running.server, 0, ended=True, is_stranger=True)
         await running.settled(lambda: f"{LEASES}/gpu-n1-0" not in running.server.objects)
         assert holders(running) == (want or ["team/other/uid-of-other"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "phase"),
+    [
+        pytest.param({}, "Released", id="of-one-team"),
+        pytest.param({"serviceAccounts": ["other/robot"]}, "Active", id="of-two-teams"),
+    ],
+)
+async def test_a_job_says_how_long_its_reservation_waits_for_the_next(
+    tmp_path: Path, spec: dict[str, Any], phase: str
+) -> None:
+    """From its attribute to the release, for its own team alone; while its pod runs, nothing is released."""
+    asked = job(
+        attributes={"ext_ml_gpu_count": 1, "ext_ml_reservation_id": "nightly", "ext_ml_reservation_timeout_s": 1}
+    )
+    (workload,) = (one for one in render(asked).objects if one["kind"] == "Job")
+    annotations = workload["spec"]["template"]["metadata"]["annotations"]
+
+    def used(server: InMemoryServer) -> None:
+        put_reservation(server, 2, **spec)
+        put_user(server, 0, ended=False, annotations=annotations)
+
+    async with running_controllers(tmp_path, used) as running:
+        await running.settled(lambda: status(running).get("askedTimeoutSeconds") == 1)
+        put_user(running.server, 0, ended=True, annotations=annotations)
+        await running.settled(lambda: status(running).get("used") == 0)
+        await running.settled(
+            lambda: (status(running)["phase"], len(holders(running))) == (phase, 2 * (phase == "Active"))
+        )
+
+
+@pytest.mark.parametrize(("hours", "phase"), [(3, "Ended"), (-3, "Pending")])
+async def test_a_clock_that_is_off_takes_nothing_from_a_pod(tmp_path: Path, hours: int, phase: str) -> None:
+    """The reservation ends early or has not begun, so that what is idle is free; with a right clock it holds all."""
+    now_seconds = datetime.now(UTC).timestamp()
+    spec = {"starts": text_of(now_seconds - 3600), "ends": text_of(now_seconds + 3600)}
+
+    def used(server: InMemoryServer) -> None:
+        put_reservation(server, 3, **spec)
+        put_user(server, 0, ended=False)
+
+    async with running_controllers(tmp_path, used) as running:
+        await running.settled(lambda: status(running).get("phase") == "Active")
+        running.clock.ahead = timedelta(hours=hours)
+        running.resync()
+        await running.settled(lambda: status(running)["phase"] == phase)
+        assert holders(running) == ["team/user/uid-of-user"]
+        running.clock.ahead = timedelta()
+        running.resync()
+        await running.settled(lambda: status(running)["phase"] == "Active")
+        assert holders(running) == [OWN, OWN, "team/user/uid-of-user"]

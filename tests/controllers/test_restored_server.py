@@ -44,7 +44,8 @@ LISTED_AGAIN = {
     Ledger: {"_holds", "_reports", "leases", "unreadable_leases", "pods", "malformed_pods", "nodes", "uncounted"},
     ClusterMirror: {
         "ledger", "reports", "pods", "nodes", "leases", "heartbeats", "claims", "node_statuses", "reservations",
-        "gangs", "topologies", "volumes", "volume_claims", "storage_classes", "namespaces",
+        "gangs", "topologies", "volumes", "volume_claims", "storage_classes", "csi_nodes", "csi_drivers",
+        "capacities", "namespaces",
     },
     ControllerManager: {"mirror", "terminations"},
 }  # fmt: skip
@@ -97,7 +98,7 @@ async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.M
     """It goes on leading, with reconcilers that remember nothing; their loops have ended before. No gauge that
     reconcilers set keeps its value, neither for the next term nor in a process that leads no more."""
     running, terms = set[int](), list[int]()
-    page, found = Metrics("test"), list[dict[tuple[str, ...], float]]()
+    page, found = Metrics("controllers"), list[dict[tuple[str, ...], float]]()
     metrics = controller_metrics(page)
     gauges = {name: one for name in metrics.__slots__ if isinstance(one := getattr(metrics, name), Gauge)}
 
@@ -143,10 +144,10 @@ async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.M
     await asyncio.gather(leading, return_exceptions=True)
 
     assert terms == [1, 1, 1]
-    nothing = {("atoll_test_" + name,): 0.0 for name in ("departures_in_doubt", "foreign_gpus", "stranded_pods")}
+    nothing = {("atoll_controllers_" + name,): 0.0 for name in ("departures_in_doubt", "foreign_gpus", "stranded_pods")}
     assert [*found, gauges_of(page, gauges)] == [nothing] * 4
 
 
 def gauges_of(page: Metrics, wanted: Collection[str]) -> dict[tuple[str, ...], float]:
     """Return the samples of these gauges by name and labels."""
-    return {key: value for key, value in samples(page).items() if key[0].removeprefix("atoll_test_") in wanted}
+    return {key: value for key, value in samples(page).items() if key[0].removeprefix("atoll_controllers_") in wanted}

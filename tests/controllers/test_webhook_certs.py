@@ -268,7 +268,7 @@ async def test_certificates_that_somebody_else_keeps_are_left_alone(
         terminations=None,
         restored=asyncio.Event(),
         context=lambda _events: None,
-        metrics=controller_metrics(Metrics("test")),
+        metrics=controller_metrics(Metrics("controllers")),
     )
     await runner._lead(cast("Any", process))
 

@@ -103,9 +103,11 @@ class Queues:
         script: str = HOLD + STAY,
         labels: dict[str, str] | None = None,
         annotations: dict[str, str] | None = None,
+        is_elastic: bool = False,
         **container: Any,
     ) -> None:
-        """Create a Job in the queue; its template names the claim `name` and says nothing of GPUs. It may not fail."""
+        """Create a Job in the queue; its template names the claim `name` and says nothing of GPUs. It may not fail.
+        An elastic one may grow while it runs: Kueue then makes a larger Workload in place of the first."""
         pod = self.world.pod_body("x", name, script=script, restartPolicy="Never", terminationGracePeriodSeconds=120)
         pod["spec"]["containers"][0].update(container)
         metadata = {"annotations": {**pod["metadata"]["annotations"], **(annotations or {})}}
@@ -113,7 +115,11 @@ class Queues:
         body = {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": {"name": name, "labels": {QUEUE_LABEL: QUEUE, **(labels or {})}},
+            "metadata": {
+                "name": name,
+                "labels": {QUEUE_LABEL: QUEUE, **(labels or {})},
+                "annotations": {"kueue.x-k8s.io/elastic-job": "true"} if is_elastic else {},
+            },
             "spec": {**spec, "template": {"metadata": metadata, "spec": pod["spec"]}},
         }
         self.api.request("POST", JOBS.format(self.name), body)

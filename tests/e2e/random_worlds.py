@@ -15,6 +15,7 @@ from atoll.kube import paths
 from devcluster.api import AdminRequest
 from devcluster.fake_nodes import node_object
 
+DRIVER = "disks.example.com"
 HOST, ZONE, RACK, WORLD = (
     "kubernetes.io/hostname",
     "topology.kubernetes.io/zone",
@@ -113,6 +114,9 @@ class RandomWorld:
         template["spec"] |= self._placement(pod_set)
         if self.may(0.25):
             self._add_volumes(template, pod_set)
+        is_attached = self.may(0.15)
+        if is_attached:
+            self._limit_volumes()
         is_local = self.may(0.15)
         if is_local:
             self._add_local_disks()
@@ -123,6 +127,12 @@ class RandomWorld:
                 self.objects.append(local_claim(claim, f"local-{self.name}"))
                 volume = {"name": "scratch", "persistentVolumeClaim": {"claimName": claim}}
                 body["spec"] = {**template["spec"], "volumes": [*template["spec"].get("volumes", []), volume]}
+            if is_attached:
+                claim = f"{self.name}-{pod_set}{rank}-disk"
+                source = {"csi": {"driver": DRIVER, "volumeHandle": claim}, "hostPath": None, "nodeAffinity": None}
+                self.objects += bound_volume(claim, HOST, "", mode="ReadWriteOnce", **source)
+                volume = {"name": "disk", "persistentVolumeClaim": {"claimName": claim}}
+                body["spec"] = {**body["spec"], "volumes": [*body["spec"].get("volumes", []), volume]}
             self.members.append(AdminRequest("POST", paths.pods(HOME), body))
 
     def _pod(self, name: str, app: str, *, namespace: str) -> Body:
@@ -205,11 +215,26 @@ class RandomWorld:
         zone = node["labels"].get(ZONE)
         key, value = (ZONE, zone) if zone and self.may(0.6) else (HOST, node["name"])
         claim = f"{self.name}-{pod_set}-data"
-        self.objects += bound_volume(claim, key, value)
+        self.objects += bound_volume(claim, key, value, mode="ReadWriteOncePod" if self.may(0.2) else "ReadWriteMany")
         template["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
 
+    def _limit_volumes(self) -> None:
+        """Let most nodes take few volumes of a driver."""
+        if any(one.path == paths.csinodes() for one in self.objects):
+            return
+        for node in self.nodes:
+            if self.may(0.8):
+                driver = {"name": DRIVER, "nodeID": "x", "allocatable": {"count": self.dice.randint(1, 3)}}
+                body = {
+                    "apiVersion": "storage.k8s.io/v1",
+                    "kind": "CSINode",
+                    "metadata": {"name": node["metadata"]["name"]},
+                    "spec": {"drivers": [driver]},
+                }
+                self.objects.append(AdminRequest("POST", paths.csinodes(), body))
+
     def _add_local_disks(self) -> None:
-        """Add disks of nodes that are bound when a pod that uses one is placed."""
+        """Add disks of nodes, or of zones, that are bound when a pod that uses one is placed."""
         kind = f"local-{self.name}"
         if any(one.path == paths.storageclasses() for one in self.objects):
             return
@@ -224,7 +249,9 @@ class RandomWorld:
         for number, node in enumerate(self.nodes * 2):
             if self.may(0.7):
                 name = f"{self.name}-disk{number}"
-                disk = volume_body(name, HOST, node["metadata"]["name"], storageClassName=kind)
+                zone = node["metadata"]["labels"].get(ZONE)
+                key, value = (ZONE, zone) if zone and self.may(0.3) else (HOST, node["metadata"]["name"])
+                disk = volume_body(name, key, value, storageClassName=kind)
                 self.objects.append(AdminRequest("POST", paths.persistentvolumes(), disk))
 
 
@@ -269,7 +296,9 @@ def local_claim(name: str, kind: str, **spec: Any) -> AdminRequest:
     return AdminRequest("POST", paths.core("persistentvolumeclaims", namespace=HOME), body)
 
 
-def bound_volume(name: str, key: str, value: str) -> list[AdminRequest]:
+def bound_volume(name: str, key: str, value: str, *, mode: str, **spec: Any) -> list[AdminRequest]:
     """Return a claim and its volume, bound to each other, which nodes with a label reach."""
-    volume = volume_body(name, key, value, storageClassName="", claimRef={"namespace": HOME, "name": name})
-    return [AdminRequest("POST", paths.persistentvolumes(), volume), local_claim(name, "", volumeName=name)]
+    owner = {"namespace": HOME, "name": name}
+    volume = volume_body(name, key, value, storageClassName="", claimRef=owner, accessModes=[mode], **spec)
+    claim = local_claim(name, "", volumeName=name, accessModes=[mode])
+    return [AdminRequest("POST", paths.persistentvolumes(), volume), claim]

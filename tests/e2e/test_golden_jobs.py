@@ -1,7 +1,8 @@
 """The seven golden envelopes on real nodes: where their jobs run, and what each container saw.
 
-Four machines play an A100, an H100, an L4 and a T4 machine, and together the hosts of a TPU slice. Images, commands,
-time-outs and amounts of memory and CPU are those of a small machine; all else is as `atoll job render` prints it.
+Four machines play an A100, an H100, an L4 and a T4 machine, and together the hosts of a TPU slice. Images and commands
+are those of a small machine, and amounts of memory, storage and CPU are a fraction of the envelope's; all else is as
+`atoll job render` prints it. A time-out below five minutes gets five more, because the machine is slow.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ import pytest
 import yaml
 
 from atoll.api import names
+from atoll.cluster.quantities import parse_amount
+from atoll.jobs.aliases import PRIORITIES
 from atoll.jobs.settings import RenderSettings
+from atoll.ml.attributes import PREFIX, MlPriorityClass
 from atoll.ml.tables import TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL
 from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
@@ -41,7 +45,16 @@ SLICES = {
     "metadata": {"name": "slices"},
     "spec": {"levels": [{"nodeLabel": RenderSettings().slice_level}, {"nodeLabel": "kubernetes.io/hostname"}]},
 }
-LOOK = "env; mount | sed -n 's|.* on \\(/[^ ]*\\) type .*|MOUNT=\\1|p'; echo END"
+LOOK = (
+    "env; mount | sed -n 's|.* on \\(/[^ ]*\\) type .*|MOUNT=\\1|p'; "
+    "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null | sed 's/^/MEMORY=/'; "
+    "df -k /dev/shm | sed -n 's/^[^ ]* *\\([0-9]*\\) .*/SHM=\\1/p'; echo END"
+)
+SHARE_OF_BYTES = 4000
+SHARE_OF_CPU = 100
+BYTES_MIN = 32 * 2**20
+PAGE_BYTES = 4096
+SLOW_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +118,73 @@ def objects_of(name: str) -> list[dict[str, Any]]:
     for one in found:
         if one["kind"] != "Job":
             continue
-        one["spec"].pop("activeDeadlineSeconds", None)
+        deadline = one["spec"].get("activeDeadlineSeconds", SLOW_SECONDS)
+        if deadline < SLOW_SECONDS:
+            one["spec"]["activeDeadlineSeconds"] = deadline + SLOW_SECONDS
         spec = one["spec"]["template"]["spec"]
         for volume in spec.get("volumes", ()):
-            volume.get("emptyDir", {}).pop("sizeLimit", None)
+            if "sizeLimit" in volume.get("emptyDir", {}):
+                volume["emptyDir"] = small(volume["emptyDir"])
         for container in spec["containers"]:
-            devices = {key: value for key, value in container["resources"]["limits"].items() if "/" in key}
-            container |= {
-                "image": "localhost/busybox:1",
-                "imagePullPolicy": "Never",
-                "command": ["/bin/sh", "-c", LOOK],
-                "resources": {"limits": devices},
-            }
+            resources = {kind: small(amounts) for kind, amounts in container["resources"].items()}
+            command = ["/bin/sh", "-c", LOOK]
+            container |= {"image": "localhost/busybox:1", "imagePullPolicy": "Never", "command": command}
+            container["resources"] = resources
     return found
+
+
+def small(amounts: dict[str, str]) -> dict[str, str]:
+    """Return amounts of a large machine as the same share of a small one; devices stay."""
+    found = dict(amounts)
+    for key, amount in amounts.items():
+        if key == "cpu":
+            found[key] = f"{parse_amount(key, amount) // SHARE_OF_CPU}m"
+        elif key in {"memory", "ephemeral-storage", "sizeLimit"}:
+            found[key] = str(small_bytes(parse_amount(key, amount)))
+    return found
+
+
+def small_bytes(amount: int) -> int:
+    """Return a share of an amount, with which a container can start."""
+    return max(BYTES_MIN, amount // SHARE_OF_BYTES)
+
+
+def check_amounts(world: RealCluster, name: str, job: dict[str, Any], pod: dict[str, Any]) -> None:
+    """Compare a pod with the text of its envelope: cores, memory, storage, shared memory, time-out, grace, class."""
+    said = {
+        key.removeprefix(PREFIX): value
+        for key, value in yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()).items()
+    }
+    variables = dict(line.partition("=")[::2] for line in world.logs(pod["metadata"]["name"]).splitlines())
+    (container,) = pod["spec"]["containers"]
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    shared = said.get("shm_size_gb", 0)
+    if "memory_gb" in said:
+        memory = small_bytes((said["memory_gb"] + shared) * 10**9)
+        assert parse_amount("memory", requests["memory"]) == parse_amount("memory", limits["memory"]) == memory
+        assert int(variables["MEMORY"]) == memory // PAGE_BYTES * PAGE_BYTES
+    if shared:
+        assert int(variables["SHM"]) * 1024 == small_bytes(shared * 10**9) // PAGE_BYTES * PAGE_BYTES
+    if "storage_gb" in said:
+        scratch = parse_amount("ephemeral-storage", requests["ephemeral-storage"])
+        assert scratch == small_bytes(said["storage_gb"] * 10**9)
+    if "cpu_cores" in said:
+        assert parse_amount("cpu", requests["cpu"]) == said["cpu_cores"] * 1000 // SHARE_OF_CPU
+    timeout = said.get("timeout_seconds")
+    slow = SLOW_SECONDS if timeout is not None and timeout < SLOW_SECONDS else 0
+    assert job["spec"].get("activeDeadlineSeconds") == (timeout and timeout + slow)
+    grace = pod["spec"]["terminationGracePeriodSeconds"]
+    assert variables["ATOLL_GRACE_SECONDS"] == str(grace)
+    assert grace >= said.get("preemption_grace_period_s", 0)
+    values = {one["metadata"]["name"]: one["value"] for one in priority_classes()}
+    assert pod["spec"]["priority"] == values[pod["spec"]["priorityClassName"]]
+    assert pod["spec"]["priorityClassName"] in PRIORITIES[MlPriorityClass(said.get("priority_class", "on-demand"))]
+
+
+def priority_classes() -> list[dict[str, Any]]:
+    """Return the PriorityClasses of the examples."""
+    found = yaml.safe_load_all((EXAMPLES / "priority-classes.yaml").read_text())
+    return [one for one in found if one["kind"] == "PriorityClass"]
 
 
 def check(world: RealCluster, name: str) -> None:
@@ -129,6 +196,7 @@ def check(world: RealCluster, name: str) -> None:
     found = [pod for pod in world.pods() if pod["metadata"]["labels"].get("app") == job]
     assert len({pod["spec"]["nodeName"] for pod in found}) == len(found) == want.pods
     for pod in found:
+        check_amounts(world, name, world.cluster.api.get(path), pod)
         lines = world.logs(pod["metadata"]["name"]).splitlines()
         variables = dict(line.partition("=")[::2] for line in lines)
         assert lines[-1] == "END"
@@ -153,3 +221,20 @@ def test_containers_of_an_envelope_see_what_it_says(hall: Installation, envelope
             for name in step:
                 check(world, name)
         world.kubectl("delete", "jobs", "--all", "--wait=false")
+
+
+def test_timeout_of_an_envelope_ends_its_job(hall: Installation) -> None:
+    """Within the seconds that the envelope says, as printed; Kubernetes says why."""
+    with RealCluster.of_one_test(hall) as world:
+        (job,) = (one for one in objects_of("cpu") if one["kind"] == "Job")
+        job["spec"]["activeDeadlineSeconds"] -= SLOW_SECONDS
+        job["spec"]["template"]["spec"]["containers"][0]["command"] = ["/bin/sleep", "3600"]
+        done = world.kubectl("apply", "-f", "-", text=yaml.safe_dump(job))
+        assert done.returncode == 0, done.stderr
+        path = f"/apis/batch/v1/namespaces/{world.namespace}/jobs/{job['metadata']['name']}"
+
+        def reasons() -> list[str]:
+            conditions = world.cluster.api.get(path)["status"].get("conditions", ())
+            return [one["reason"] for one in conditions if one["type"] == "Failed"]
+
+        world.wait(lambda: reasons() == ["DeadlineExceeded"], "the deadline to pass")

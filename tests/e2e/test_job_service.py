@@ -3,8 +3,14 @@
 All requests use the command line, with tokens that the API server verifies.
 """
 
+import fcntl
 import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +76,34 @@ def test_the_page_does_what_it_says(service: RunningService) -> None:
     assert [words[0] for words in lines] == ["submit", "list", "show", "logs", "cancel"]
     assert told[3] == "hello\n"
     assert told[4] == "job/hello cancelled\n"
+
+
+def test_commands_run_in_a_container_with_and_without_a_terminal(service: RunningService) -> None:
+    """The output and the exit status are the command's; a terminal has this one's size and gets what is typed."""
+    service.submit("open", "sleep 1000")
+    service.wait("open", "running")
+    printed = service.job("exec", "open", "--", "sh", "-c", "echo $ATOLL_JOB_NAME")
+    service.job("exec", "open", "--", "sh", "-c", "exit 3", status=3)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [sys.executable, "-m", "atollctl", "job", "exec", "-it", "open", "--", "sh", "-c"]
+    script = "echo ready; read word; stty size; echo got $word; exit 4"
+    environment = os.environ | service.environment(NAMESPACE)
+    with subprocess.Popen([*command, script], stdin=slave, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        while b"ready" not in shown:
+            shown += os.read(master, 4096)
+        os.write(master, b"hello\r")
+        while b"got hello" not in shown:
+            shown += os.read(master, 4096)
+        status = process.wait(60)
+    os.close(master)
+
+    assert printed == "open\n"
+    assert b"40 120" in shown
+    assert status == 4
+    service.job("cancel", "open", "--wait")
 
 
 def test_other_tenants_see_nothing(service: RunningService) -> None:

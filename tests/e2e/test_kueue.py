@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kueue"
 HOSTNAME = "kubernetes.io/hostname"
 REQUIRED = "kueue.x-k8s.io/podset-required-topology"
+FAIL = "trap 'exit 1' TERM; while :; do sleep 1 & wait $!; done"
+"""A program that is told to end has not done its work."""
 Open = Callable[..., Queues]
 
 
@@ -36,7 +38,7 @@ def beside_kueue() -> Iterator[Installation]:
     with DevCluster.start(f"kueue-{uuid4().hex[:6]}", nodes=nodes, scheduler=False) as cluster:
         installed = Installation(cluster, options=OPTIONS)
         installed.install()
-        Kueue(cluster).install()
+        Kueue(cluster).install(settings={"featureGates": {"ElasticJobsViaWorkloadSlices": True}})
         make_flavors(RealCluster(installed, "default"))
         yield installed
 
@@ -215,6 +217,47 @@ def test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back(open_queue
     assert queues.held("late") == 4
     assert queues.get_job("late")["status"].get("failed", 0) == 0
     assert names.GANG_SUSPENDED not in queues.workload("late")["metadata"].get("annotations", {})
+
+
+def test_an_elastic_job_grows_within_its_gang_and_is_stopped_by_its_latest_workload(open_queue: Open) -> None:
+    """Two members run, the Job grows to four: Kueue admits a second, larger Workload, and Atoll gives the new members
+    GPUs. A fifth is beyond the gang's count and is told so. Evicted, the gang gives back the larger quota."""
+    queues = open_queue(quota=16)
+    world = queues.world
+    queues.gang("elastic", count=4, gpus=2, minMember=2)
+    queues.job("elastic", count=2, script=HOLD + FAIL, is_elastic=True)
+    queues.wait_running("elastic", 2)
+
+    def grow(count: int) -> None:
+        patch = f'{{"spec":{{"parallelism":{count},"completions":{count}}}}}'
+        done = world.kubectl("patch", "job", "elastic", "--type=merge", "-p", patch)
+        assert done.returncode == 0, done.stderr
+
+    def workload() -> dict[str, Any]:
+        """Return the Workload that is not over."""
+        for one in queues.api.get(queues.workloads_path)["items"]:
+            conditions = one.get("status", {}).get("conditions", [])
+            if not any(c["type"] == "Finished" and c["status"] == "True" for c in conditions):
+                return dict(one)
+        return {}
+
+    first = workload()["metadata"]["name"]
+    grow(4)
+    queues.wait_running("elastic", 4)
+    assert queues.held("elastic") == 8
+    world.wait(lambda: workload()["metadata"]["name"] != first, "the first Workload to be replaced")
+    grow(5)
+    excess = world.wait(lambda: [p for p in queues.pods("elastic") if "nodeName" not in p["spec"]], "a fifth pod")
+    world.wait_event(excess[0]["metadata"]["name"], names.REASON_GANG_WAITING)
+    assert "the pod set's count is raised" in str(world.events(excess[0]["metadata"]["name"]))
+    grow(4)
+    world.wait(lambda: len(queues.pods("elastic")) == 4, "the fifth pod to be gone")
+
+    done = world.kubectl("patch", "gpugang", "elastic", "--type=merge", "-p", '{"spec":{"active":false}}')
+    assert done.returncode == 0, done.stderr
+    world.wait(lambda: not world.leases() and not queues.pods("elastic"), "the gang to be off")
+    assert workload()["spec"]["active"] is False
+    world.wait(lambda: "admission" not in workload()["status"], "the quota to be given back")
 
 
 def test_the_examples_work_as_shipped(world: RealCluster) -> None:

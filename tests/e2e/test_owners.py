@@ -5,8 +5,8 @@ Each gang has a leader without GPUs and four workers of four GPUs, on two machin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +31,7 @@ FRAMEWORKS = [
     "leaderworkerset.x-k8s.io/leaderworkerset",
     "kubeflow.org/mpijob",
     "ray.io/raycluster",
+    "ray.io/rayjob",
 ]
 GANG = "training"
 WORKERS = 4
@@ -50,6 +51,8 @@ class Kind:
     kind: str
     spec: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
     members: int = 1 + WORKERS
+    queued: Mapping[str, Any] = field(default_factory=dict)
+    """What Kueue demands of its spec besides."""
 
 
 def _job_set(leader: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +86,12 @@ def _ray_cluster(leader: dict[str, Any], worker: dict[str, Any]) -> dict[str, An
     }
 
 
+def _ray_job(leader: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
+    """Its cluster stays after its work, as by default. The submitter only waits: there is no Ray to submit to."""
+    submitter = {"spec": {**leader["spec"], "restartPolicy": "Never"}}
+    return {"entrypoint": "true", "submitterPodTemplate": submitter, "rayClusterSpec": _ray_cluster(leader, worker)}
+
+
 KINDS = {
     "JobSet": Kind(JobSet, "jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet", _job_set),
     "LeaderWorkerSet": Kind(
@@ -90,6 +99,7 @@ KINDS = {
     ),
     "MPIJob": Kind(MpiOperator, "kubeflow.org/v2beta1", "mpijobs", "MPIJob", _mpi_job),
     "RayCluster": Kind(KubeRay, "ray.io/v1", "rayclusters", "RayCluster", _ray_cluster),
+    "RayJob": Kind(KubeRay, "ray.io/v1", "rayjobs", "RayJob", _ray_job, queued={"shutdownAfterJobFinishes": True}),
 }
 
 
@@ -158,7 +168,10 @@ class Owner:
                 "labels": self._labels,
                 "annotations": {"ray.io/overwrite-container-cmd": "true"},
             },
-            "spec": self.kind.spec(self._template(None), self._template("gpus")),
+            "spec": {
+                **self.kind.spec(self._template(None), self._template("gpus")),
+                **(self.kind.queued if self._labels else {}),
+            },
         }
         self.world.cluster.api.request("POST", self.path.removesuffix(f"/{GANG}"), body)
 

@@ -119,9 +119,10 @@ class QueueRoom:
         found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
         return found
 
-    def patch(self, kind: str, name: str, spec: dict[str, Any]) -> None:
+    def patch(self, kind: str, name: str, spec: dict[str, Any], namespace: str = "") -> None:
         """Change an object by hand."""
-        self.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps({"spec": spec}), check=True)
+        where = ["-n", namespace] if namespace else []
+        self.kubectl("patch", kind, name, *where, "--type=merge", "-p", json.dumps({"spec": spec}), check=True)
 
     def leave(self) -> None:
         """Remove what a test left."""
@@ -239,6 +240,18 @@ def test_the_file_becomes_every_object_and_is_kept(room: QueueRoom) -> None:
     shown = room.atoll("queue", "show", "tenant-globex-queue")
     assert "gpu-a100-80gb" in shown
     assert "32" in shown
+
+    policy = lambda space: room.get("networkpolicy", "atoll-tenant", space).get("spec", {})  # noqa: E731
+    wanted = policy("tenant-acme")
+    assert wanted["policyTypes"] == ["Ingress"]
+    assert len(wanted["ingress"]) == 1
+    assert len(wanted["ingress"][0]["from"]) == 1
+    room.patch("networkpolicy", "atoll-tenant", {"ingress": [{}]}, "tenant-acme")
+    room.patch("networkpolicy", "atoll-tenant", {"podSelector": {"matchLabels": {"a": "b"}}}, "tenant-globex")
+    room.kubectl("delete", "networkpolicy", "atoll-tenant", "-n", "tenant-acme-dev", check=True)
+    for space in ("tenant-acme", "tenant-acme-dev"):
+        wait(lambda space=space: policy(space) == wanted, f"the NetworkPolicy of {space} to be corrected")
+    wait(lambda: policy("tenant-globex")["podSelector"] == {}, "the NetworkPolicy to be for all pods")
 
     room.patch("clusterqueue", "tenant-globex-queue", {"stopPolicy": "Hold", "cohortName": "elsewhere"})
     room.patch("resourceflavor", "gpu-t4", {"nodeLabels": {"zone": "a"}})

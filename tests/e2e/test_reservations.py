@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from atoll.api import names
 from atoll.api.times import text_of
@@ -148,6 +149,34 @@ def test_its_end_frees_what_nobody_uses_and_leaves_the_rest(world: RealCluster, 
     reserved.delete()
     world.pod("everybody", "all")
     world.wait_running("everybody")
+
+
+def test_its_gpus_return_when_the_owner_of_a_pod_is_deleted(world: RealCluster, reserved: Reserved) -> None:
+    """A deleted Job takes its pods with it, and the reservation has their GPUs again. When the reservation is deleted
+    first, the pods keep theirs, and all are free once their Job is deleted."""
+    world.claim("two", 2, models=MODEL)
+    world.claim("all", 8, models=MODEL)
+    reserved.create(4)
+    for is_deleted in (False, True):
+        reserved.wait("Active", idle=4, used=0)
+        pod = reserved.pod_body(world, "nightly", "two")
+        template = {"metadata": {**pod["metadata"], "name": None}, "spec": {**pod["spec"], "restartPolicy": "Never"}}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "nightly"}, "spec": {"template": template}}
+        done = world.kubectl("create", "-f", "-", text=yaml.safe_dump(job))
+        assert done.returncode == 0, done.stderr
+        reserved.wait("Active", idle=2, used=2)
+        (name,) = (one["metadata"]["name"] for one in world.pods())
+        world.wait_running(name)
+        if is_deleted:
+            reserved.delete()
+            world.wait(lambda: not leases_of(world, reserved), "what was idle to be free")
+            assert world.get(name)["status"]["phase"] == "Running"
+            assert len(world.leases()) == 2
+        assert world.kubectl("delete", "job", "nightly", "--cascade=background").returncode == 0
+        world.wait(lambda: not world.pods(), "the pod to go with its Job")
+    world.pod("everybody", "all")
+    world.wait_running("everybody")
+    world.check_audit()
 
 
 def test_a_gang_starts_whole_within_it_or_waits(world: RealCluster, reserved: Reserved) -> None:

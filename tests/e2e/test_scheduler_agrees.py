@@ -52,7 +52,8 @@ class Worlds:
         self.api.request_all(AdminRequest("POST", paths.nodes(), node) for world in worlds for node in world.nodes)
         write_reports(self.cluster, ("dgx-h100",))
         objects = [one for world in worlds for one in world.objects]
-        storage = [one for one in objects if one.path in (paths.persistentvolumes(), paths.storageclasses())]
+        first = (paths.persistentvolumes(), paths.storageclasses(), paths.csinodes())
+        storage = [one for one in objects if one.path in first]
         self.api.request_all(storage)  # a claim that is seen before its volume counts as lost
         self.api.request_all(one for one in objects if one not in storage)
         wait_until(self._are_volumes_known, what="volumes to be free or bound", timeout_seconds=PATIENCE_SECONDS)
@@ -103,6 +104,7 @@ class Worlds:
         wait_until(self._is_empty, what="pods and Leases to be gone", timeout_seconds=PATIENCE_SECONDS)
         self.api.request("DELETE", paths.persistentvolumes())
         self.api.request("DELETE", paths.storageclasses())
+        self.api.request("DELETE", paths.csinodes())
         self.api.request("DELETE", EVENTS)
         nodes = [node["metadata"]["name"] for world in worlds for node in world.nodes]
         homes = (paths.nodes, paths.gpunodestatuses, lambda name: paths.leases(names.HEARTBEAT_NAMESPACE, name))

@@ -41,12 +41,12 @@ class Stage:
         self.cluster.api.request("PATCH", f"{path}/status", {"status": status}, content_type=MERGE)
         self.wait(lambda: not self.cluster.api.get(path)["spec"].get("taints"), f"node {name} to be open")
 
-    def create_pod(self) -> str:
-        """Create a pod that wants the GPU, and return its name."""
+    def create_pod(self, **more: Any) -> str:
+        """Create a pod that wants the GPU, and return its name; keywords go to its spec."""
         name = f"pod-{uuid4().hex[:6]}"
         resources = {"limits": {names.GPU_RESOURCE: "1"}}
         container = {"name": "main", "image": "none", "resources": resources}
-        spec = {"schedulerName": names.SCHEDULER_NAME, "containers": [container]}
+        spec = {"schedulerName": names.SCHEDULER_NAME, "containers": [container], **more}
         self.cluster.api.request("POST", PODS, {"metadata": {"name": name}, "spec": spec})
         return name
 
@@ -59,6 +59,11 @@ class Stage:
         """Return how often the stub was asked about the pod."""
         log = self.folder / "calls"
         return log.read_text().splitlines().count(f"{verb} {pod}") if log.exists() else 0
+
+    def order(self, *pods: str) -> list[str]:
+        """Return the verbs of the calls about these pods, in their order."""
+        rows = (line.split(" ") for line in (self.folder / "calls").read_text().splitlines())
+        return [verb for verb, pod in rows if pod in pods]
 
     def unanswered_binds(self) -> int:
         """Return how many binds the stub still holds."""

@@ -1,11 +1,11 @@
 """A spot training is preempted by reserved work three times, once by each preemptor, and loses nothing.
 
-The job is rendered from its document, runs as a real process under a real kubelet, and saves into a real folder. The
-machine lovelace has two islands of four cards.
+The job is rendered from its document, runs as a real process under a real kubelet, and saves into a real folder, once
+into a real S3 server. The machine lovelace has two islands of four cards.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from atoll.jobs.rendering import render
 from tests.e2e.test_preemption import MODEL
 from tests.e2e.world import RealCluster
 from tests.jobs.test_job_examples import EXAMPLES
+from tests.worker.s3_server import BUCKET, ROOT, command_of, variables_of
 
 pytestmark = pytest.mark.e2e
 
+PORT = 7070
 REPOSITORY = Path(__file__).parents[2]
 JOB = """
 name: spot
@@ -33,7 +35,6 @@ ext_ml_gpu_count: 2
 ext_ml_priority_class: spot
 ext_ml_checkpoint_enabled: true
 ext_ml_checkpoint_on_preempt: true
-ext_ml_checkpoint_storage_uri: file:///training/checkpoints/
 """
 """No try is left, so that a single preemption that counts as a failure ends the job."""
 
@@ -41,17 +42,17 @@ ext_ml_checkpoint_storage_uri: file:///training/checkpoints/
 class SpotTraining:
     """The job in the cluster, and what its process wrote."""
 
-    def __init__(self, world: RealCluster) -> None:
-        self.world = world
+    def __init__(self, world: RealCluster, place: str, variables: Mapping[str, str]) -> None:
+        self.world, self.place, self.variables = world, place, variables
         self.folder = world.locks / f"training-{world.namespace}"
         self.folder.mkdir()
         self.path = f"/apis/batch/v1/namespaces/{world.namespace}/jobs/spot"
 
     def start(self) -> None:
         """Apply what the job becomes; its GPUs lie apart, so that what is left is enough and not joined."""
-        job = parse_job(JOB.encode()).job
+        job = parse_job(f"{JOB}ext_ml_checkpoint_storage_uri: {self.place}".encode()).job
         assert job is not None
-        claim, _volume, body = render(job).objects
+        claim, *_, body = render(job).objects
         claim["spec"]["devices"]["policy"] = "spread"
         spec = body["spec"]["template"]["spec"]
         container = spec["containers"][0]
@@ -59,10 +60,11 @@ class SpotTraining:
         container["resources"] = {"limits": {names.GPU_RESOURCE: "2"}}
         container["command"] = [sys.executable, "/repository/tests/e2e/training.py"]
         mounts = {"/training": str(self.folder), "/repository": str(REPOSITORY)}
-        mounts |= {path: path for path in ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix)}
+        mounts |= {path: path for path in ("/usr", "/lib", "/lib64", "/etc/ssl", sys.base_prefix, sys.prefix)}
         container["env"] += [
             {"name": "TRAINING_FOLDER", "value": "/training"},
             {"name": "PYTHONPATH", "value": "/repository"},
+            *({"name": name, "value": value} for name, value in self.variables.items()),
         ]
         kept = [one for one in spec["volumes"] if one["name"] == "notice"]
         spec["volumes"] = [
@@ -117,10 +119,32 @@ def by_gang(world: RealCluster) -> list[str]:
     return ["reserved-0", "reserved-1"]
 
 
-ROUNDS: tuple[Callable[[RealCluster], list[str]], ...] = (by_count, by_island, by_gang)
+Round = Callable[[RealCluster], list[str]]
+ROUNDS: tuple[Round, ...] = (by_count, by_island, by_gang)
 
 
-def test_spot_training_gives_way_three_times_and_fails_never(world: RealCluster) -> None:
+@pytest.fixture
+def s3(world: RealCluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The variables of an S3 server in the cluster, which its containers reach."""
+    cluster, host = world.cluster, world.cluster.layout.network.bridge
+    cluster.spawn("s3", command_of(tmp_path, f"{host}:{PORT}"), env=ROOT)
+    listens = f"import socket; socket.create_connection(('{host}', {PORT}))"
+    world.wait(lambda: cluster.run(sys.executable, "-c", listens).returncode == 0, "the S3 server to listen")
+    yield variables_of(f"{host}:{PORT}")
+    cluster.signal("s3", "KILL")
+    cluster.wait_exit("s3")
+
+
+@pytest.mark.parametrize(
+    ("place", "rounds"),
+    [
+        pytest.param("file:///training/checkpoints/", ROUNDS, id="file"),
+        pytest.param(f"s3://{BUCKET}/spot/", (by_island,), id="s3"),
+    ],
+)
+def test_spot_training_gives_way_three_times_and_fails_never(
+    world: RealCluster, s3: dict[str, str], place: str, rounds: tuple[Round, ...]
+) -> None:
     """Each time it saves within its grace, and goes on at the next step once there is room; the Job counts no failure.
 
     Whom the controllers evict reads in its own container when it ends.
@@ -129,9 +153,9 @@ def test_spot_training_gives_way_three_times_and_fails_never(world: RealCluster)
     assert done.returncode == 0, done.stderr
     world.claim("all", 8, models=MODEL)
     world.claim("island", 4, models=MODEL, policy="island")
-    training = SpotTraining(world)
+    training = SpotTraining(world, place, s3)
     training.start()
-    for number, begin in enumerate(ROUNDS, start=1):
+    for number, begin in enumerate(rounds, start=1):
         world.wait(
             lambda number=number: len(training.starts()) == number and training.log()[-1][0] == "saved",
             f"start {number} to save",
@@ -142,7 +166,7 @@ def test_spot_training_gives_way_three_times_and_fails_never(world: RealCluster)
         assert len(training.ends()) == number
         for name in reserved:
             world.delete(name)
-    world.wait(lambda: len(training.starts()) == 4, "the last start")
+    world.wait(lambda: len(training.starts()) == len(rounds) + 1, "the last start")
     (training.folder / "finish").touch()
     world.wait(lambda: training.status().get("succeeded"), "the training to be done")
 
@@ -150,5 +174,7 @@ def test_spot_training_gives_way_three_times_and_fails_never(world: RealCluster)
     assert training.status().get("failed", 0) == 0
     told = [words for words in training.log() if words[0] == "preempted"]
     assert all(float(words[1]) > 0 for words in told), "saved within the grace period"
-    assert [len(words) == 3 and seconds_of(words[2]) is not None for words in told] == [False, True, True]
+    assert [len(words) == 3 and seconds_of(words[2]) is not None for words in told] == [
+        one is not by_count for one in rounds
+    ]
     world.cluster.api.request("DELETE", f"{training.path}?propagationPolicy=Background")

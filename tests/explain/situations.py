@@ -19,7 +19,9 @@ from tests.builders import make_allocation, make_claim, make_lease, make_pod, ma
 
 TAKEN_AT = "2026-01-31T12:00:00Z"
 CREATED = "2026-01-31T11:30:00Z"
+LONG_AGO = "2026-01-31T10:00:00Z"
 NODE_CPUS = 64
+NO_FABRIC = {"incidents": [{"kind": "fabric", "firstTime": LONG_AGO, "lastTime": LONG_AGO}]}
 
 
 def make_node(name: str, *, gpus: int = 8, cpu: int = NODE_CPUS, **options: Any) -> Node:

@@ -26,10 +26,11 @@ from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
 from atollctl.explain_text import gang_lines
 from tests.explain.gang_situations import RACK, GangSituation, gang_situation, rack
-from tests.explain.situations import holder, unsociable
+from tests.explain.situations import NO_FABRIC, holder, unsociable
 
 HOST = "kubernetes.io/hostname"
 REQUIRED = {"mode": "required", "level": RACK}
+SPLIT = {"mig": {"enabled": True}}
 TWO_RACKS = {"a1": rack("a"), "a2": rack("a"), "b1": rack("b"), "b2": rack("b")}
 
 
@@ -111,6 +112,16 @@ SITUATIONS: dict[str, GangTold] = {
         ("no GPU of a claimed model: 4", "any model"),
         (ProposalKind.RELAX,),
         (ProposalKind.END, ProposalKind.COUNT),
+    ),
+    "three cards of every machine are split by MIG": GangTold(
+        gang_situation({"a1": rack("a", devices=dict.fromkeys(range(3), SPLIT)), "a2": rack("a", devices={0: SPLIT})}),
+        GangState.NEVER,
+        ("node has too few GPUs that match the claim: 2",),
+    ),
+    "the NVLink fabric is not ready": GangTold(
+        gang_situation({"a1": rack("a"), "a2": rack("a", devices=dict.fromkeys(range(4), NO_FABRIC))}),
+        GangState.UNKNOWN,
+        ("waits for the report of 1 node: a2", "NVLink fabric of the node is not ready: 1"),
     ),
     "members are missing": GangTold(gang_situation(TWO_RACKS, there=1), GangState.MEMBERS, ("1 of 2 members",)),
     "it is put out of action": GangTold(gang_situation(TWO_RACKS, active=False), GangState.INACTIVE, ("spec.active",)),

@@ -185,7 +185,9 @@ def told(events: tuple[RecordedEvent, ...] = ()) -> Any:
     """Tell the story of a card that was held, ill, cordoned and declared well."""
     found = situation({"n1": {}}, [holder("a", "n1", 2), holder("done", "n1", 2, phase="Succeeded")])
     report = report_json("n1", devices=ILL, cordoned=(2,))
-    report["spec"]["releases"] = [{"uuid": "GPU-n1-0002", "time": "2026-01-31T11:30:00Z", "reason": "tested"}]
+    words = {"uuid": "GPU-n1-0002", "reason": "tested"}
+    report["spec"]["releases"] = [{**words, "time": "2026-01-31T11:30:00Z", "by": "bob"}]
+    report["spec"]["cordons"] = [{**words, "by": "alice"}]
     snapshot = replace(found.snapshot, reports=(GpuNodeStatus.model_validate(report),))
     return timeline_of(snapshot, events, "n1", 2)
 
@@ -207,6 +209,9 @@ def test_story_tells_holders_health_and_what_was_said() -> None:
     assert {"incident", "incident over", "given", "reserved", "cordoned", "declared well", "health"} <= set(kinds)
     assert {"GpusInDoubt", "GpuUnhealthy"} <= set(kinds)
     assert "Pulled" not in kinds
+    said = {entry.kind: (entry.time, entry.text) for entry in story.entries}
+    assert said["cordoned"] == ("", "tested (by alice)")
+    assert said["declared well"] == ("2026-01-31T11:30:00Z", "tested (by bob)")
     times = [entry.time for entry in story.entries]
     assert times == sorted(times)
     assert (story.holder, story.state) == ("team/a", "cordoned")

@@ -19,14 +19,23 @@ from atoll.explain.proposals import ProposalKind, check
 from atoll.explain.wording import sentence
 from atollctl.explain_text import lines
 from tests.builders import make_claim, make_lease, make_pod, uuid_of
-from tests.explain.situations import Situation, holder, situation, unsociable, waiting, with_cpu, with_host_port
+from tests.explain.situations import (
+    LONG_AGO,
+    NO_FABRIC,
+    Situation,
+    holder,
+    situation,
+    unsociable,
+    waiting,
+    with_cpu,
+    with_host_port,
+)
 from tests.explain.test_reservations import BUSY as WAITING
 from tests.explain.test_reservations import REFUSED as RESERVED
 from topology.choice import Reason
 
 ISLAND = {"policy": "island"}
 TAINT = {"taints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}
-LONG_AGO = "2026-01-31T10:00:00Z"
 
 
 def full(node: str = "n1", count: int = 8, **options: Any) -> Any:
@@ -58,7 +67,6 @@ class ExpectedAnswer:
 
 
 ADD = ProposalKind.ADD
-NO_FABRIC = {"incidents": [{"kind": "fabric", "firstTime": LONG_AGO, "lastTime": LONG_AGO}]}
 HOST_USE = {"hostUses": [{"uuid": uuid_of("n1", 7), "pids": [4711]}]}
 ALL_USED = {"hostUses": [{"uuid": uuid_of("n1", number), "pids": [4711]} for number in range(4)]}
 POD_USE = {"pods": [{"uid": "stranger", "live": True, "uuids": [uuid_of("n1", 7)]}]}

@@ -350,7 +350,7 @@ async def test_calls_and_decisions_are_counted(extender: Extender) -> None:
     page = await (await extender.http.get("/metrics")).text()
     for line in (
         'atoll_extender_decisions_total{outcome="fits"} 1.0',
-        'atoll_extender_decisions_total{outcome="refused"} 1.0',
+        'atoll_extender_decisions_total{outcome="never"} 1.0',
         'atoll_extender_calls_total{code="200",verb="filter"} 2.0',
         'atoll_extender_calls_total{code="400",verb="filter"} 1.0',
         'atoll_extender_calls_total{code="503",verb="bind"} 1.0',

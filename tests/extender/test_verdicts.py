@@ -10,10 +10,11 @@ from atoll.api import names
 from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request, Verdict, refused_request, request_of
 from atoll.cluster.selection import Candidate, select
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from tests.builders import make_allocation, make_claim, make_lease, make_pod, make_report
+from tests.explain.situations import NO_FABRIC
 from topology.choice import Reason
 
 NOW = 1000.0
@@ -83,16 +84,46 @@ def test_pod_that_fits_nowhere_hears_why_of_every_node(claim: dict[str, Any], re
     verdicts = judge(ledger, ask(**claim), ["full", "small", "silent", "unknown"])
 
     unseen = {"silent": names.REJECT_STALE_REPORT, "unknown": names.REJECT_NO_REPORT}
-    assert verdicts == NodeVerdicts(rejected={**reasons, **unseen})
+    assert verdicts.rejected == {**reasons, **unseen}
+
+
+@pytest.mark.parametrize(
+    ("claim", "asked", "verdict"),
+    [
+        pytest.param({"count": 2}, ["free", "full"], Verdict.FITS, id="one node has room"),
+        pytest.param({"count": 8}, ["full", "small", "silent"], Verdict.BUSY, id="others hold what it could have"),
+        pytest.param({"count": 8}, ["small", "sick"], Verdict.UNKNOWN, id="a card that is withheld may come back"),
+        pytest.param({"count": 8}, ["small", "silent"], Verdict.UNKNOWN, id="an agent that is silent may speak again"),
+        pytest.param({"count": 8}, ["small", "strange"], Verdict.UNKNOWN, id="a node that never reported may have it"),
+        pytest.param({"count": 8}, ["small"], Verdict.NEVER, id="the only machine is too small"),
+        pytest.param({"models": ["amd-x"]}, ["free", "full"], Verdict.NEVER, id="no machine has the model"),
+        pytest.param({"count": 8}, ["small", "unready"], Verdict.UNKNOWN, id="an NVLink fabric may become ready"),
+        pytest.param({"count": 1}, [], Verdict.UNKNOWN, id="no node is asked about"),
+    ],
+)
+def test_filter_says_whether_it_is_busy_unknown_or_never(
+    claim: dict[str, Any], asked: list[str], verdict: Verdict
+) -> None:
+    """The verdict on all nodes together is that of explanations, events and gangs, from the same function."""
+    ledger = machine_room(free="dgx-h100", full="dgx-h100", small="l40s-4", silent="dgx-h100")
+    ledger.put_report(make_report("sick", "dgx-h100", sick=[3]))
+    ledger.put_report(make_report("unready", "dgx-h100", devices=dict.fromkeys(range(8), NO_FABRIC)))
+    for name in ("sick", "unready"):
+        ledger.put_heartbeat(name, NOW, 180.0)
+    take(ledger, "full", *range(8))
+    ledger.put_heartbeat("silent", NOW - 181, 180.0)
+
+    assert judge(ledger, ask(**claim), asked).verdict is verdict
 
 
 def test_request_that_is_rejected_is_rejected_everywhere() -> None:
     """A pod without its claim fits no node, and says so of each."""
     ledger = machine_room(n1="dgx-h100", n2="dgx-h100")
 
-    assert judge(ledger, Rejection(names.REJECT_CLAIM_MISSING)) == NodeVerdicts(
-        rejected={"n1": names.REJECT_CLAIM_MISSING, "n2": names.REJECT_CLAIM_MISSING}
+    assert judge(ledger, refused_request(names.REJECT_CLAIM_MISSING)) == NodeVerdicts(
+        Verdict.UNKNOWN, rejected={"n1": names.REJECT_CLAIM_MISSING, "n2": names.REJECT_CLAIM_MISSING}
     )
+    assert judge(ledger, refused_request(names.REJECT_COUNT_MISMATCH)).verdict is Verdict.NEVER
 
 
 def test_best_node_is_first_by_model_then_cost_then_name() -> None:

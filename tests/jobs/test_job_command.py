@@ -9,10 +9,11 @@ import yaml
 from typer.testing import CliRunner
 
 from atoll.api import names
+from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
 from atoll.cluster.objects import Metadata, Node, NodeStatus
 from atoll.explain.changes import with_nodes
-from atoll.explain.codec import encode_snapshot
+from atoll.explain.codec import decode_snapshot, encode_snapshot
 from atoll.explain.shapes import known_machine
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.notes import Note
@@ -172,6 +173,21 @@ def test_explain_says_where_a_job_would_go(file: Path, two_machines: Path) -> No
     )
     assert "there is no PriorityClass normal" in told
     assert "hopper-1 GPUs 0,1,2,3,4,5,6,7" in told
+
+
+@pytest.mark.parametrize("namespaces", [["default"], ["default", "other"]], ids=["one-user", "two-users"])
+def test_explain_says_whose_reservation_no_job_releases(file: Path, two_machines: Path, namespaces: list[str]) -> None:
+    """A job shortens the reservation of its own team alone; of another one it is told."""
+    body = {
+        "metadata": {"name": "nightly", "uid": "uid-of-nightly"},
+        "spec": {"shape": {"count": 8}, "namespaces": namespaces},
+    }
+    held = replace(decode_snapshot(two_machines.read_bytes()), reservations=(GpuReservation.model_validate(body),))
+    two_machines.write_bytes(encode_snapshot(held))
+    file.write_text(GPUS + "ext_ml_reservation_id: nightly\next_ml_reservation_timeout_s: 60\n")
+
+    _, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
+    assert ("ext_ml_reservation_timeout_s 60 has no effect" in told) == (len(namespaces) > 1)
 
 
 def test_explain_places_a_gang_whole_or_says_why_not(two_machines: Path) -> None:

@@ -1,16 +1,21 @@
 """Job documents: which are accepted, and how others are refused."""
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from atoll.jobs.contracts import CONTRACTS
 from atoll.jobs.documents import parse_job
+from atoll.jobs.model import Job
 from atoll.jobs.profiles import Pattern, patterns_of, profile_of
 from atoll.jobs.words import PRIORITY_VALUES, JobType, Priority
 from atoll.jobs.working_out import given_attributes
+from atoll.ml.attributes import MlAttributes
 from tests.jobs.render import job
 
 PLAIN = "name: work\njob_type: batch\ncontainer: {image: a:1}\n"
@@ -90,6 +95,20 @@ REFUSED = {
     "no-yaml": ("a: [\n", "", 2),
     "an-anchor": (PLAIN + "labels: &a {b: c}\nannotations: *a\n", "", 5),
     "nothing": ("", "", None),
+    "only-a-comment": ("# later\n", "", 1),
+    "an-attribute-without-a-value": (PLAIN + "ext_ml_gpu_count:\n", "ext_ml_gpu_count", 4),
+    "a-manifest": ("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "kind", 2),
+    "a-model-with-characters-that-hide": (PLAIN + "ext_ml_model_id: a\u200bb\n", "ext_ml_model_id", 4),
+    "a-reservation-that-cannot-be": (
+        PLAIN + "ext_ml_gpu_count: 1\next_ml_reservation_id: a..b\n",
+        "ext_ml_reservation_id",
+        5,
+    ),
+    "a-volume-over-the-kernels": (
+        PLAIN.replace("a:1", "a:1, volumes: [{name: a, mount_path: /proc/x, claim: c}]"),
+        "container.volumes[0]",
+        3,
+    ),
 }
 
 
@@ -203,3 +222,35 @@ def test_the_shipped_priority_classes_are_those_of_the_words() -> None:
     objects = yaml.safe_load_all((EXAMPLES / "priority-classes.yaml").read_text())
 
     assert {one["metadata"]["name"]: one["value"] for one in objects} == dict(PRIORITY_VALUES)
+
+
+def fields_of(model: type[BaseModel]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every field below a model, with 0 for the entry of a list."""
+    for name, field in model.model_fields.items():
+        yield (name,)
+        text = str(field.annotation)
+        for part in parts_of(field.annotation):
+            path = (name, 0) if "tuple[" in text else (name,)
+            yield from ((*path, *rest) for rest in fields_of(part))
+
+
+def parts_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation is not MlAttributes:
+            yield annotation
+        return
+    for one in get_args(annotation):
+        yield from parts_of(one)
+
+
+@pytest.mark.parametrize("path", list(fields_of(Job)), ids=lambda path: ".".join(map(str, path)))
+def test_every_field_says_in_words_what_it_takes(path: tuple[str | int, ...]) -> None:
+    """Whatever of another kind stands there; no message is left to a library, or says that it should be different."""
+    for odd in (None, [], {}, "", "?", 5, -1, 1.5, True, "x" * 20_000, [[]], 10**30):
+        value: Any = odd
+        for part in reversed(path):
+            value = [value] if isinstance(part, int) else {part: value}
+        parsed = parse_job(json.dumps(value).encode())
+        for problem in parsed.problems:
+            assert not re.search("another form|Input should|is None", str(problem)), problem

@@ -589,6 +589,10 @@ REFUSED = {
         {"ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "file:///a/../etc/"},
         "ext_ml_checkpoint_storage_uri",
     ),
+    "checkpoints-over-the-kernels": (
+        {"ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "file:///proc/"},
+        "ext_ml_checkpoint_storage_uri",
+    ),
     "a-limit-below-the-cores": ({"ext_ml_cpu_cores": 4, "resources": {"cpu_limit": "2"}}, "resources.cpu_limit"),
     "a-slice-without-a-shape": ({"ext_ml_accelerator": "tpu", "ext_ml_tpu_type": "v4"}, "ext_ml_tpu_topology"),
     "many-chips-without-a-shape": ({"ext_ml_tpu_chip_count": 16}, "ext_ml_tpu_chip_count"),

@@ -79,8 +79,11 @@ def drifted(kind: str, name: str, **changes: Any) -> list[Object]:
          {"spec": {"nodeLabels": {"zone": None}}}),
         (drifted("ResourceFlavor", "gpu-t4", nodeTaints=[{"key": "a", "effect": "NoSchedule"}]),
          {"spec": {"nodeTaints": None}}),
+        (drifted("NetworkPolicy", "atoll-tenant", podSelector={"matchLabels": {"a": "b"}}),
+         {"spec": {"podSelector": {"matchLabels": None}}}),
+        (drifted("NetworkPolicy", "atoll-tenant", egress=[{}]), {"spec": {"egress": None}}),
     ],
-    ids=["cohort", "stopped", "one more label", "one more taint"],
+    ids=["cohort", "stopped", "one more label", "one more taint", "fewer pods", "one more rule"],
 )  # fmt: skip
 def test_drift_is_written_back(there: list[Object], written: dict[str, Any]) -> None:
     """Only what differs is written, to exactly the object that was seen; then nothing is left to do."""
@@ -89,6 +92,16 @@ def test_drift_is_written_back(there: list[Object], written: dict[str, Any]) -> 
     assert [(write.verb, dict(write.body), write.uid) for write in plan.writes] == [
         (QueueVerb.CHANGE, written, str(plan.writes[0].key))
     ]
+    assert plan_queues(WANTED, carried_out(plan, there), service_id=ME) == QueuePlan(())
+
+
+@pytest.mark.parametrize("ingress", [None, [], [{}], [{"from": [{"podSelector": {}}]}]])
+def test_a_policy_that_lets_others_in_is_written_back(ingress: list[Object] | None) -> None:
+    """Also one that is narrower: the file says who gets in, exactly."""
+    there = drifted("NetworkPolicy", "atoll-tenant", ingress=ingress)
+    plan = plan_queues(WANTED, there, service_id=ME)
+
+    assert told(plan) == ["change NetworkPolicy tenant-globex/atoll-tenant"]
     assert plan_queues(WANTED, carried_out(plan, there), service_id=ME) == QueuePlan(())
 
 

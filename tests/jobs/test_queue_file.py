@@ -94,6 +94,10 @@ def test_names_and_namespaces_follow_from_the_tenant() -> None:
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n" * 2,
             "queues[1].name is 'tenant-acme-queue': is the name of another queue",
         ),
+        (
+            "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {to_networks: [10.0.0.1/8]}\n",
+            "network.to_networks[0] is '10.0.0.1/8': must be in another form",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_line(text: str, told: str) -> None:
@@ -127,7 +131,12 @@ def test_the_example_becomes_every_kind_of_object() -> None:
     by_flavor = {one["name"]: one["resources"] for one in globex["resourceGroups"][0]["flavors"]}
     values = {name: one["value"] for (kind, name), one in found.items() if kind == "WorkloadPriorityClass"}
 
-    assert {one["apiVersion"] for one in found.values()} == {"v1", "scheduling.k8s.io/v1", KUEUE_API}
+    assert {one["apiVersion"] for one in found.values()} == {
+        "v1",
+        "scheduling.k8s.io/v1",
+        "networking.k8s.io/v1",
+        KUEUE_API,
+    }
     assert values == {"critical": 1000, "high": 100, "normal": 10, "low": 1}
     assert all(one["description"] for (kind, _), one in found.items() if kind == "WorkloadPriorityClass")
     assert found["ResourceFlavor", "gpu-t4"]["spec"]["nodeLabels"] == {"nvidia.com/gpu.product": "Tesla-T4"}
@@ -201,3 +210,76 @@ def test_slices_are_counted_by_their_profile() -> None:
 
     assert group["coveredResources"][-1] == f"{names.MIG_RESOURCE_PREFIX}3g.40gb"
     assert [(name, row["nominalQuota"]) for name, row in slices.items()] == [("spot", "6"), ("h100", "0")]
+
+
+QUEUE = "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n"
+OWN = {"namespaceSelector": {"matchExpressions": [
+    {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["tenant-acme"]}]}}  # fmt: skip
+DNS = {
+    "to": [{"namespaceSelector": {"matchExpressions": [
+        {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["kube-system"]}]}}],
+    "ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("network", "sources", "egress"),
+    [
+        ("{}", [OWN], None),
+        ("{from_networks: [10.0.0.0/8]}", [OWN, {"ipBlock": {"cidr": "10.0.0.0/8"}}], None),
+        ("{to_networks: []}", [OWN], [{"to": [OWN]}, DNS]),
+        ("{to_networks: ['fd00::/8']}", [OWN], [{"to": [OWN, {"ipBlock": {"cidr": "fd00::/8"}}]}, DNS]),
+    ],
+    ids=["its own pods alone", "a network outside", "nowhere else", "one place"],
+)
+def test_a_tenants_pods_talk_with_their_own(network: str, sources: list[Object], egress: list[Object] | None) -> None:
+    """Nobody else gets in; where they connect to is free until the tenant's file limits it."""
+    spec = made(f"{HEAD}{QUEUE}    network: {network}\n")["NetworkPolicy", "atoll-tenant"]["spec"]
+
+    assert spec["podSelector"] == {}
+    assert spec["policyTypes"] == (["Ingress"] if egress is None else ["Ingress", "Egress"])
+    assert spec["ingress"] == [{"from": sources}]
+    assert spec["egress"] == egress
+
+
+def test_a_tenant_may_be_open() -> None:
+    """Then there is no policy; named namespaces are let in otherwise."""
+    opened = made(f"{HEAD}{QUEUE}    network: {{isolated: false}}\n")
+    shared = made(f"{HEAD}{QUEUE}    network: {{from_namespaces: [ingress]}}\n")["NetworkPolicy", "atoll-tenant"]
+
+    assert ("NetworkPolicy", "atoll-tenant") not in opened
+    assert [one["namespaceSelector"]["matchExpressions"][0]["values"] for one in shared["spec"]["ingress"][0]["from"]] \
+        == [["tenant-acme"], ["ingress"]]  # fmt: skip
+
+
+SETS = "multikueue:\n  - {name: far, clusters: {east: east-config, west: west-config}}\n"
+
+
+def test_a_queue_may_send_its_jobs_to_other_clusters() -> None:
+    """MC-6: each cluster with its Secret, the set, and the check that the queue's jobs pass."""
+    found = made(SETS + HEAD + QUEUE.replace("{flavors", "{multikueue: far, flavors"))
+    spec = {kind: one["spec"] for (kind, name), one in found.items() if name in ("far", "tenant-acme-queue")}
+
+    assert found["MultiKueueCluster", "east"]["spec"] == {
+        "clusterSource": {"kubeConfig": {"location": "east-config", "locationType": "Secret"}}
+    }
+    assert spec["MultiKueueConfig"] == {"clusters": ["east", "west"]}
+    assert spec["AdmissionCheck"]["controllerName"] == "kueue.x-k8s.io/multikueue"
+    assert spec["AdmissionCheck"]["parameters"]["name"] == "far"
+    assert spec["ClusterQueue"]["admissionChecksStrategy"] == {"admissionChecks": [{"name": "far"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEAD + QUEUE.replace("{flavors", "{multikueue: far, flavors"), "multikueue is 'far': is no set of clusters"),
+        (SETS + "  - {name: near, clusters: {east: other}}\n" + HEAD + QUEUE,
+         "clusters.east is 'other': has the Secret east-config in another set"),
+    ],
+)  # fmt: skip
+def test_a_mistake_about_clusters_is_told(text: str, told: str) -> None:
+    """A set that is not there, and a cluster with two Secrets."""
+    found = parse_queue_file(text.encode(), namespace=NAMESPACE)
+
+    assert isinstance(found, tuple)
+    assert told in str(found[0])

@@ -17,7 +17,7 @@ from jobs.chooser import NO_SNAPSHOT, ClusterChooser
 from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database
 from jobs.limits import RateLimits
-from jobs.pod_exec import ExecResult
+from jobs.pod_exec import ExecRefused, ExecResult, TerminalUser
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord, RegisteredCluster
 from jobs.secrets import SecretBox
@@ -102,6 +102,12 @@ class GivenCommands:
         if self.fails is not None:
             raise self.fails
         return ExecResult(bytearray("\n".join(command).encode()), bytearray(b"warning"), 3)
+
+    async def open_terminal(
+        self, record: JobRecord, command: Sequence[str], *, pod: str | None, terminal: TerminalUser
+    ) -> None:
+        """Open none."""
+        raise ExecRefused("no terminal here")
 
 
 class GivenClusters:

@@ -171,6 +171,7 @@ OF_ONE_JOB = [
     ("POST", "/resume"),
     ("GET", "/cost"),
     ("GET", "/gpus"),
+    ("GET", "/topology-offer"),
 ]
 
 
@@ -214,11 +215,11 @@ async def test_jobs_of_others_are_as_if_they_were_not_there(
 @pytest.mark.parametrize(
     ("by", "statuses"),
     [
-        pytest.param("ann", [200, 202, 409, 200, 200, 200, 409, 200, 200], id="the owner"),
-        pytest.param("amy", [200, 202, 409, 200, 200, 200, 409, 200, 200], id="an admin"),
-        pytest.param("ops", [200, 202, 409, 200, 200, 200, 409, 200, 200], id="an operator"),
-        pytest.param("two", [200, 403, 403, 200, 200, 403, 403, 200, 200], id="another member"),
-        pytest.param("vic", [200, 403, 403, 200, 403, 403, 403, 200, 200], id="a viewer"),
+        pytest.param("ann", [200, 202, 409, 200, 200, 200, 409, 200, 200, 200], id="the owner"),
+        pytest.param("amy", [200, 202, 409, 200, 200, 200, 409, 200, 200, 200], id="an admin"),
+        pytest.param("ops", [200, 202, 409, 200, 200, 200, 409, 200, 200, 200], id="an operator"),
+        pytest.param("two", [200, 403, 403, 200, 200, 403, 403, 200, 200, 200], id="another member"),
+        pytest.param("vic", [200, 403, 403, 200, 403, 403, 403, 200, 200, 200], id="a viewer"),
     ],
 )
 async def test_roles_of_one_tenant(service: JobService, by: str, statuses: list[int]) -> None:

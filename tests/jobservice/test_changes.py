@@ -12,6 +12,7 @@ from jobs.accounts import observe_gpus
 from jobs.changing import merge
 from jobs.database import opened
 from jobs.store import take_step
+from tests.explain.situations import holder, situation
 from tests.jobservice.made import NOW, after
 from tests.jobservice.service import JOBS, JobService
 
@@ -124,3 +125,28 @@ async def test_the_schedule_has_times_and_gpus(service: JobService) -> None:
     assert found["resources"] == {"nvidia-h100": {"total": 2.0, "used": 1.0, "queued": 4}}
     assert (found["total"], second["total"], len(second["timeline"])) == (2, 2, 1)
     assert refused.status_code == 422
+
+
+async def test_a_waiting_job_is_offered_a_weaker_topology_and_takes_it(service: JobService) -> None:
+    """EDGE-7: what it asks for is not free now, so the offer says what is, what that costs and which wait it saves; a
+    change of the policy takes it. A job that runs, and a cluster that does not answer, have no offer."""
+    held = [holder("a", "n1", 0), holder("b", "n1", 2)]  # one of each pair that NVLink joins
+    service.links.snapshots["local"] = situation({"n1": {"profile": "azure-nc96ads-a100-v4"}}, held).snapshot
+    made = (await service.submit(ext_ml_gpu_count=2, policy={"topology": "nvlink"})).json()
+    path = f"{JOBS}/{made['id']}"
+    offer = (await service.call("GET", f"{path}/topology-offer")).json()
+    changed = await service.call("PATCH", path, json={"policy": {"topology": offer["suggested"]}})
+    taken = (await service.call("GET", f"{path}/topology-offer")).json()
+    service.links.snapshots["local"] = TimeoutError()
+    unknown = await service.call("GET", f"{path}/topology-offer")
+    for step in (JobStep.SUBMIT, JobStep.ADMIT, JobStep.RUN):
+        await service.database.write(lambda session, step=step: take_step(session, made["id"], step, now=NOW))
+    running = (await service.call("GET", f"{path}/topology-offer")).json()
+
+    assert (offer["asked"], offer["suggested"], offer["saved_seconds"]) == ("nvlink", "same_node", None)
+    assert "waits for GPUs that others hold" in offer["reason"]
+    assert "PCIe" in offer["slower"]
+    assert changed.status_code == 200
+    assert (taken["suggested"], taken["reason"]) == (None, "the job fits with topology same_node")
+    assert unknown.status_code == 503
+    assert (running["suggested"], running["reason"]) == (None, "the job does not wait: it is running")

@@ -1,22 +1,35 @@
 """Commands in containers of jobs: through the API server's WebSocket, bounded, and audited before they run."""
 
+import asyncio
+import fcntl
 import json
+import os
+import pty
+import struct
+import sys
+import termios
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from atoll.api import job_names
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.credentials import Credentials
+from jobs import bounds
+from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database, opened
+from jobs.listener import serving
 from jobs.pod_exec import OUTPUT_BYTES_MAX, PROTOCOL, ExecRefused, ExecResult, PodExec, exit_code_of
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord
 from tests.fakes.api_server import FakeApiServer
+from tests.fakes.clock import until
 from tests.fakes.listening import kubeconfig, listening
 from tests.jobservice.service import JOBS, JobService
 
@@ -62,12 +75,20 @@ class ExecKubelet:
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
         self.messages = [b"\x01hello\n", b"\x02warning\n", b"\x03" + FAILURE]
+        self.typed: list[bytes] = []
 
     async def exec(self, request: web.Request) -> web.WebSocketResponse:
-        """Send the messages, then close, or say nothing more."""
+        """Send the messages, then close, or say nothing more. At a terminal, repeat what is typed until a q."""
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         self.commands.append(request.query.getall("command"))
+        if request.query.get("tty") == "true":
+            async for typed in socket:
+                self.typed.append(typed.data)
+                await socket.send_bytes(b"\x01" + typed.data)
+                if typed.data == b"\x00q":
+                    await socket.send_bytes(b"\x03" + FAILURE)
+            return socket
         for message in self.messages:
             await socket.send_bytes(message)
         await socket.receive()
@@ -90,7 +111,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[PodExec, ExecKubelet]]:
             async def client_of(_record: JobRecord) -> ApiClient:
                 return client
 
-            yield PodExec(client_of, await Credentials.load(config), cluster="local"), kubelet
+            yield PodExec(client_of), kubelet
 
 
 async def test_a_command_runs_and_its_output_comes_back(running: tuple[PodExec, ExecKubelet]) -> None:
@@ -111,9 +132,6 @@ async def test_a_command_that_does_not_end_gives_what_it_printed(running: tuple[
     assert (bytes(done.stdout), done.exit_code) == (b"hello\n", None)
     with pytest.raises(NoPods):
         await runner.run(RECORD, ["true"], pod="other-0", timeout_seconds=1)
-    far = JobRecord(id="j1", cluster_id="far", name="tune", namespace="tenant-acme", state="running")
-    with pytest.raises(ExecRefused, match="exec works in local alone"):
-        await runner.run(far, ["true"], pod=None, timeout_seconds=1)
 
 
 async def test_the_audit_has_the_command_before_it_runs(tmp_path: Path) -> None:
@@ -138,3 +156,121 @@ async def test_the_audit_has_the_command_before_it_runs(tmp_path: Path) -> None:
         ("two", "job:exec", "refused", ["cat", "/etc/hosts"]),
     ]
     assert len(service.commands.asked) == 2
+
+
+@dataclass
+class TerminalService:
+    """The service behind its listener, a job of it in a cluster, and the kubelet there."""
+
+    service: JobService
+    kubelet: ExecKubelet
+    session: aiohttp.ClientSession
+    url: str
+
+    @asynccontextmanager
+    async def terminal(
+        self, by: str = "ann", query: str = "command=sh&command=-l", **headers: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open a terminal in somebody's name."""
+        mine = {"Authorization": f"Bearer {by}"} if by else {}
+        async with self.session.ws_connect(f"{self.url}?{query}", headers=mine | headers) as socket:
+            yield socket
+
+    async def refusal(self, **asked: str) -> int:
+        """Return the status with which a terminal is refused."""
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            async with self.terminal(**asked):
+                pass
+        return refused.value.status
+
+
+@pytest.fixture
+async def terminals(tmp_path: Path) -> AsyncIterator[TerminalService]:
+    """A service with one job, whose pod is in the cluster `far`."""
+    database, kubelet, server = opened(f"sqlite:///{tmp_path}/jobs.db"), ExecKubelet(), FakeApiServer()
+    application = web.Application()
+    application.router.add_get(paths.pods("tenant-acme", "tune-0", "exec"), kubelet.exec)
+    application.router.add_route("*", "/{tail:.*}", server._answer)
+    async with JobService.of(database) as service, listening(application) as far:
+        terms = ClusterTerms(kubeconfig="file:far")
+        await database.write(
+            lambda session: register_cluster(session, "far", terms, now=service.clock.now(), actor="ops")
+        )
+        job = {"name": "tune", "job_type": "batch", "container": {"image": "busybox:1"}}
+        made = (await service.call("POST", "/api/clusters/far/jobs", json=job)).json()
+        pod = {"metadata": {"name": "tune-0", "labels": {job_names.JOB_ID: made["id"]}}}
+        server.put(paths.pods("tenant-acme", "tune-0"), pod)
+        async with await ApiClient.connect(kubeconfig(tmp_path, far)) as client:
+
+            async def client_of(record: JobRecord) -> ApiClient:
+                assert record.cluster_id == "far"
+                return client
+
+            service.app.state.parts = replace(service.app.state.parts, commands=PodExec(client_of))
+            async with serving(service.app, "127.0.0.1", 0) as port, aiohttp.ClientSession() as session:
+                url = f"http://127.0.0.1:{port}/api/clusters/far/jobs/{made['id']}/exec"
+                yield TerminalService(service, kubelet, session, url)
+    database.close()
+
+
+async def test_a_terminal_in_another_cluster_passes_keys_sizes_and_output(terminals: TerminalService) -> None:
+    """Each message goes to the kubelet and comes back as output; the end brings the exit code. Other channels do not
+    pass, and the audit has the command but not what is typed."""
+    size = b'\x04{"Width": 120, "Height": 40}'
+    async with terminals.terminal() as socket:
+        for typed in (size, b"\x00ls\r", b"\x02no", b"\x00q"):
+            await socket.send_bytes(typed)
+        answers = [message.data async for message in socket]
+    told = (await terminals.service.call("GET", "/api/clusters/far/audit", by="amy")).json()["items"]
+
+    assert terminals.kubelet.typed == [size, b"\x00ls\r", b"\x00q"]
+    assert answers[:3] == [b"\x01" + size, b"\x01\x00ls\r", b"\x01\x00q"]
+    assert json.loads(answers[3][1:]) == {"exit_code": 3, "message": ""}
+    entry = next(one for one in told if one["action"] == "job:exec")
+    assert (entry["user"], entry["extra"]) == ("ann", {"command": ["sh", "-l"], "pod": None, "terminal": True})
+
+
+async def test_a_terminal_is_refused_like_any_other_request(terminals: TerminalService) -> None:
+    """Without a token, the permission, a job that can be seen, a command or a pod; and from a browser."""
+    assert await terminals.refusal(by="") == 401
+    assert await terminals.refusal(by="vic") == 403
+    assert await terminals.refusal(by="zoe/others") == 404
+    assert await terminals.refusal(Origin="http://127.0.0.1") == 403
+    assert await terminals.refusal(query="pod=tune-0") == 422
+    assert await terminals.refusal(query="command=sh&pod=other-0") == 409
+    assert terminals.kubelet.commands == []
+
+
+async def test_terminals_have_a_number_of_their_own(
+    terminals: TerminalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond it one is refused, and a closed one makes room; the kubelet is left when the user goes away."""
+    monkeypatch.setattr(bounds, "TERMINALS_MAX", 1)
+    async with terminals.terminal() as socket:
+        await socket.send_bytes(b"\x00x")
+        assert (await socket.receive()).data == b"\x01\x00x"
+        assert await terminals.refusal() == 429
+    async with terminals.terminal():
+        pass
+    assert len(terminals.kubelet.commands) == 2
+
+
+async def test_the_command_line_connects_its_terminal(terminals: TerminalService, tmp_path: Path) -> None:
+    """The size goes first, keys go raw, output comes back, and the status is the command's."""
+    (tmp_path / "token").write_text("ann")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    server = terminals.url.partition("/api")[0]
+    options = ("--server", server, "--token-file", str(tmp_path / "token"), "--cluster", "far")
+    command = (sys.executable, "-m", "atollctl", "job", "exec", *options, "-it", "tune", "--", "sh", "-l")
+    process = await asyncio.create_subprocess_exec(*command, stdin=slave, stdout=slave, stderr=slave)
+    await until(lambda: len(terminals.kubelet.typed) == 1, timeout_seconds=60)
+    os.write(master, b"q")
+    status = await asyncio.wait_for(process.wait(), 60)
+    shown = os.read(master, 4096)
+    os.close(master)
+    os.close(slave)
+
+    assert (status, terminals.kubelet.commands) == (3, [["sh", "-l"]])
+    assert terminals.kubelet.typed == [b'\x04{"Width": 120, "Height": 40}', b"\x00q"]
+    assert b"\x00q" in shown

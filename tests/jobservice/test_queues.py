@@ -107,6 +107,19 @@ async def test_a_job_gets_the_queue_of_its_priority(service: JobService) -> None
         assert answer.json().get("queue_name") == queue
 
 
+async def test_a_queue_of_other_clusters_takes_no_job_that_would_be_torn_apart(service: JobService) -> None:
+    """MC-6: MultiKueue takes the Job along, but not its GpuClaim."""
+    sets = "multikueue: [{name: far, clusters: {east: east}}]\n"
+    file = sets + EXAMPLE.read_text().replace("- name: acme-small", "- name: acme-small\n        multikueue: far")
+    assert (await service.call("PUT", QUEUES, by="ops", content=file)).status_code == 200
+    asked = {"by": "ops", "tenant_id": "acme", "policy": {"queue_name": "acme-small"}}
+    torn = await service.submit("torn", ext_ml_gpu_count=1, **asked)
+    whole = await service.submit("whole", **asked)
+
+    assert (torn.status_code, whole.status_code) == (422, 201)
+    assert "sends jobs to other clusters, and MultiKueue leaves GpuClaim behind" in torn.text
+
+
 async def test_a_repeated_submission_is_the_same_job_after_the_file_changed(service: JobService) -> None:
     """The queue is the service's choice and no part of the request: the key still finds the job."""
     headers = {"Idempotency-Key": str(uuid4())}

@@ -44,6 +44,10 @@ def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
         pytest.param(
             {"template": {"metadata": {"annotations": {names.GANG: "tune"}}}}, {}, {"runs_whole": True}, id="a gang"
         ),
+        pytest.param(
+            {"managedBy": "kueue.x-k8s.io/multikueue"}, {"ready": 2}, {"ready": 2}, id="its pods are in another cluster"
+        ),
+        pytest.param({}, {"ready": 2}, {}, id="its pods are here"),
     ],
 )
 def test_a_job_becomes_facts(spec: dict[str, Any], status: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -172,6 +176,10 @@ def test_only_kueues_gates_mean_quota() -> None:
         (
             {"admission": {"podSetAssignments": [{"flavors": {"cpu": "h100", "gpu.scheduling/gpu": "h100"}}]}},
             QuotaFacts(flavors=("h100",)),
+        ),
+        (
+            {"admission": {"podSetAssignments": [{"flavors": {"cpu": "h100"}}]}, "clusterName": "east"},
+            QuotaFacts(flavors=("h100",), cluster="east"),
         ),
         ({}, QuotaFacts()),
     ],

@@ -371,6 +371,33 @@ async def test_a_deadline_ends_a_service_in_the_cluster_too(stage: JobStage) -> 
     assert stage.kinds() == []
 
 
+@pytest.mark.parametrize(
+    ("policy", "ends"),
+    [
+        ({"max_runtime": 100}, "is {}: `atoll job retry tune` goes on from it"),
+        ({"deadline": (NOW + timedelta(seconds=100)).isoformat()}, "is {}"),
+    ],
+)
+async def test_a_training_whose_time_is_over_says_what_it_leaves(
+    stage: JobStage, policy: dict[str, Any], ends: str
+) -> None:
+    """EDGE-6: it is failed for its time, with its last checkpoint; where a retry has time of its own, with how to go
+    on."""
+    stage.world.fates["tune"] = "OOMKilled"
+    job_id = await stage.give(job_type="training", policy={"retry_delay_seconds": 0, "max_retries": 9} | policy)
+    stage.world.told["tune"] = told(job_id, 30, 10)
+    while (await stage.live(job_id, rounds=1)).retry_count == 0:
+        pass
+    stage.world.ends = False
+    await stage.live(job_id)
+    await stage.world.clock.advance(100)
+    record = await stage.live(job_id)
+
+    assert record.state == "failed"
+    assert "maximum run time of 100 s; its last" in record.message or "has passed; its last" in record.message
+    assert record.message.endswith(f"its last checkpoint, of step 30, {ends.format(RECORD.storage_key)}")
+
+
 async def test_a_queued_job_fails_at_its_deadline(stage: JobStage) -> None:
     """Nobody waits for quota beyond the time by which the job must be finished."""
     stage.world.holds.add("tune")

@@ -31,6 +31,7 @@ from jobs.store import (
 from tests.jobservice.made import NOW, after, job_of, new_job
 
 EVERYTHING = JobFilter("local", None)
+RUNS = (JobStep.SUBMIT, JobStep.ADMIT, JobStep.RUN)
 
 
 async def made(database: Database, name: str = "tune", *steps: JobStep, **fields: object) -> JobRecord:
@@ -211,6 +212,17 @@ async def test_a_retry_by_hand_begins_anew(database: Database) -> None:
     assert (record.started_at, record.ended_at, record.message) == (None, None, "tried again by ann")
     with pytest.raises(IllegalStep, match="only a failed job can be retried"):
         await database.write(lambda session: retry_job(session, failed.id, now=after(9), actor="ann"))
+
+
+@pytest.mark.parametrize("steps", [(), RUNS[:1], RUNS[:2], RUNS, (*RUNS, JobStep.SUCCEED), (JobStep.CANCEL,)])
+async def test_only_a_failed_job_is_retried_by_hand(database: Database, steps: tuple[JobStep, ...]) -> None:
+    """In any other state the request is refused: it would restart what runs, and forget that it is to be cancelled."""
+    record = await made(database, "tune", *steps)
+    with pytest.raises(IllegalStep, match="only a failed job can be retried"):
+        await database.write(lambda session: retry_job(session, record.id, now=after(9), actor="ann"))
+
+    same = await database.read(lambda session: get_job(session, record.id))
+    assert (same.state, same.version) == (record.state, record.version)
 
 
 async def test_pages_have_true_totals_and_lose_nobody(database: Database) -> None:

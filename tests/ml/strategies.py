@@ -111,7 +111,13 @@ def raw_attributes() -> st.SearchStrategy[dict[str, Any]]:
     assert {*GPU} == {*GPU_NAMES}
     assert {*TPU} < {*TPU_NAMES}
     drawn = st.sampled_from(accelerators).flatmap(lambda own: st.fixed_dictionaries({}, optional={**own, **OTHERS}))
-    return drawn.map(lambda found: {PREFIX + name: value for name, value in found.items()})
+    return drawn.map(
+        lambda found: {
+            PREFIX + name: value
+            for name, value in found.items()
+            if name != "gpu_compute_capability" or found.get("gpu_type") != "amd-mi300x"
+        }
+    )
 
 
 def attributes() -> st.SearchStrategy[MlAttributes]:

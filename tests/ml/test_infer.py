@@ -101,6 +101,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "affinity",
         "one number",
     ),
+    "a capability of AMD's": (
+        {"gpu_type": "amd-instinct-mi210", "gpu_compute_capability": "9.0"},
+        "gpu_compute_capability",
+        "AMD's cards have none",
+    ),
     "a hold of no reservation": ({"reservation_timeout_s": 60}, "reservation_timeout_s", "needs ext_ml_reservation_id"),
     "an escalation that leads nowhere": (
         {"priority_class": "on-demand", "escalation_target_class": "on-demand"},

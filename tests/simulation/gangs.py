@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.api import names
-from atoll.cluster.feasibility import Verdict
+from atoll.cluster.requests import Verdict
 from tests.builders import pod_json
 from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
 from tests.simulation.virtual_time import VirtualLoop
@@ -182,6 +182,7 @@ class GangJudge:
         break_promise: Callable[[int, str], None],
         *,
         is_undisturbed: bool,
+        is_strict: bool,
         is_led: Callable[[], bool],
     ) -> None:
         self._server = server
@@ -189,6 +190,9 @@ class GangJudge:
         self._jobs = jobs
         self._break = break_promise
         self._is_undisturbed = is_undisturbed
+        self._is_strict = is_strict
+        self._room_since: dict[str, float] = {}
+        """When gangs last began to wait for room, with the members that they have now."""
         self._is_led = is_led
         self._known: dict[str, set[str]] = {}
         """Uids that a GpuGang can know to have succeeded: those that existed under it while any controllers led."""
@@ -220,6 +224,8 @@ class GangJudge:
     # Members
 
     def _on_pod(self, old: Object | None, new: Object | None) -> None:
+        if (old is None or new is None) and (name := gang_of(new or old or {})) in self._room_since:
+            self._room_since[name] = self._loop.time()
         if new is not None and old is not None:
             if old["spec"].get("schedulingGates") and not new["spec"].get("schedulingGates"):
                 heard = self._heard.get((uid_of(old), old["metadata"]["resourceVersion"]), self._server.version)
@@ -301,6 +307,7 @@ class GangJudge:
             self._unready_since.pop(name, None)
             self._enough_since.pop(name, None)
             self._recount(name)
+            self._room_since.pop(name, None)
         if new is None:
             return
         evicted = condition(new, names.CONDITION_EVICTED)
@@ -308,6 +315,30 @@ class GangJudge:
             self._on_evicted(name, old, evicted["reason"])
         if new.get("status"):
             self._note_readiness(name, new)
+            if self._is_strict:
+                self._note_order(name, new)
+
+    def _note_order(self, name: str, gang: Object) -> None:
+        """Under strict order nobody passes a gang that waits for room. Gangs are as old as each other, so they are in
+        the order of their names; who was evicted may have lost its place, and who reserves competes with nobody."""
+        admitted = condition(gang, names.CONDITION_ADMITTED)
+        if admitted.get("reason") == "WaitForRoom":
+            self._room_since.setdefault(name, self._loop.time())
+        else:
+            self._room_since.pop(name, None)
+        if admitted.get("status") != "True" or gang["status"].get("admission") in self._let_go:
+            return
+        if self._has_lost_its_place(name) or not self._is_undisturbed:
+            return
+        for other, since in self._room_since.items():
+            waited = self._loop.time() - since
+            if other < name and waited > LAG_SECONDS and not self._has_lost_its_place(other):
+                self._break(10, f"gang {name} is admitted before {other}, which waits for room since {waited:.1f} s")
+
+    def _has_lost_its_place(self, name: str) -> bool:
+        gang = self._server.objects.get(f"{GANGS}/{name}") or {}
+        is_evicted = condition(gang, names.CONDITION_EVICTED).get("reason", "NotEvicted") != "NotEvicted"
+        return is_evicted or name in self._jobs.reserving
 
     def _on_evicted(self, name: str, before: Object, reason: str) -> None:
         enough = self._enough_since.get(name)
@@ -389,6 +420,10 @@ class GangJudge:
         reasons = (
             REASONS[Verdict.BUSY] | {"WaitForQuorum"} if name in self._jobs.reserving else REASONS.get(verdict, ())
         )
+        if verdict is Verdict.FITS and self._is_strict and admitted.get("reason") == "WaitForOtherGangs":
+            if not self._room_since.keys() - {name}:
+                yield f"gang {name} waits for others, of which none waits for room: {admitted}"
+            return
         if verdict is Verdict.FITS or admitted.get("reason") not in reasons:
             yield f"gang {name}: {len(gated)} members of {job.gpus} GPUs, which is {verdict.name}: {admitted}"
 
@@ -494,7 +529,7 @@ class GangSteps:
         self._delete(JOBS, step.target)
         self._delete(GANGS, step.target)
         self._jobs.create(step.target, 2, 1)
-        if self._world.plan.is_calm:
+        if self._world.plan.is_calm and not self._world.plan.is_strict:
             uid = self._server.objects[f"{GANGS}/{step.target}"]["metadata"]["uid"]
             self._world.gang_judge.check_start(step.target, uid, self._world.free_counts)
 

@@ -14,7 +14,7 @@ from atoll.cluster import release as proof
 from atoll.cluster import reports
 from atoll.cluster.gangs import lifecycle, member_requests
 from atoll.cluster.gangs.membership import key_of
-from atoll.cluster.gangs.queue import AdmissionAttempts
+from atoll.cluster.gangs.queue import AdmissionAttempts, Ahead
 from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
@@ -351,6 +351,10 @@ def _gates_open_for_members_that_hold_nothing() -> Undo:
     return swapping((lifecycle, "quorum", quorum), (lifecycle, "_decide_admitted", decide_admitted))
 
 
+def _gangs_ahead_are_not_counted() -> Undo:
+    return swapping((Ahead, "with_gang", lambda ahead, _name, _usable: ahead))
+
+
 GUARDS: dict[str, Guard] = {
     "version in the Binding": Guard("a late Binding lands on a moved pod", _binding_without_version, seed=168),
     "preconditions on deletes": Guard(
@@ -415,6 +419,7 @@ GUARDS: dict[str, Guard] = {
     "all hold before the first gate": Guard(
         "half a gang starts when one is made anew", _gates_open_for_members_that_hold_nothing, seed=1545
     ),
+    "strict order": Guard("a gang passes one that waits for room", _gangs_ahead_are_not_counted, seed=20_000),
     "every Lease before a gate": Guard("half a gang starts", _members_let_go_with_what_there_is, seed=1500),
 }
 """Whose loss a history shows."""

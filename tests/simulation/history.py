@@ -103,6 +103,7 @@ class SimulatedCluster:
             self.jobs,
             self.judge.break_promise,
             is_undisturbed=is_undisturbed,
+            is_strict=plan.is_strict,
             is_led=lambda: any(process.is_leading for process in self.controllers.values()),
         )
         self.sessions: dict[str, SimulatedSession] = {}

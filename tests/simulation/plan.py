@@ -65,6 +65,7 @@ GANG_KINDS: dict[str, float] = {
 LATER_GANG_KINDS: dict[str, float] = {**GANG_KINDS, "finish member": 8.0, "run Job again": 3.0, "delete gang": 0.7}
 LATER_GANGS_FROM = 2000
 """Seeds beyond it draw from LATER_GANG_KINDS and LATER_STORM_KINDS, so that the others keep their histories."""
+STRICT_GANGS = 4
 HOLD_SECONDS = 3.0
 """So short that all come to rest in between."""
 STORM_KINDS: dict[str, float] = {
@@ -125,6 +126,8 @@ class Plan:
     """Whether nothing is killed, cut or slow, so that what should happen at once does."""
     hold_seconds: float = 0.0
     """For how long GPUs are kept for the gang that is first in order."""
+    is_strict: bool = False
+    """Whether a gang that waits for room keeps those behind it waiting."""
 
     @property
     def has_gangs(self) -> bool:
@@ -137,7 +140,8 @@ class Plan:
         if not self.has_gangs:
             return {}
         soon = {"gang_hold_after_seconds": 1.0} if self.hold_seconds else {}
-        return {"gang_hold_seconds": self.hold_seconds, "preemption": False, **soon}
+        order = {"gang_order": "strict"} if self.is_strict else {}
+        return {"gang_hold_seconds": self.hold_seconds, "preemption": False, **soon, **order}
 
     def __str__(self) -> str:
         weather = ", ".join(f"{kind} {rate:.2f}" for kind, rate in self.rates) or "calm"
@@ -219,6 +223,19 @@ def gang_storm_of(seed: int) -> Plan:
     steps = tuple(sorted((*begun, *later), key=lambda step: step.at_seconds))
     count, hold_seconds = rng.choice((1, 2)), HOLD_SECONDS if seed >= LATER_GANGS_FROM and seed % 24 == 8 else 0.0
     return Plan(seed, steps, rates, controllers_count=count, skew_seconds=600.0, hold_seconds=hold_seconds)
+
+
+def strict_plan_of(seed: int) -> Plan:
+    """Draw a history of four gangs under strict order, which together ask for more than there is."""
+    rng = random.Random(seed)
+    plan = gang_storm_of(seed) if seed % 4 == 3 else gang_plan_of(seed)
+    sizes = rng.choices((21, 22, 23, 31, 41), k=STRICT_GANGS)
+    begun = [Step(0.5 + 0.5 * n, "create gang", f"g{n}", number=size) for n, size in enumerate(sizes)]
+    later = [
+        replace(step, target=f"g{rng.randrange(STRICT_GANGS)}") if step.kind in GANG_STEPS else step
+        for step in plan.steps
+    ]
+    return replace(plan, steps=tuple(sorted((*begun, *later), key=lambda step: step.at_seconds)), is_strict=True)
 
 
 def _ambush(rng: random.Random, step: Step) -> Step:

@@ -22,6 +22,7 @@ from tests.simulation.plan import (
     plan_of,
     shrink,
 )
+from tests.simulation.traps import STRICT_FROM
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "1400"))
 """ATOLL_HISTORIES says another number: 10,000 in `make test-long`, some minutes of two cores."""
@@ -54,13 +55,23 @@ def test_promises_are_kept_in_every_history(start: int) -> None:
 
 
 @pytest.mark.timeout(1800)
+def test_nobody_passes_a_gang_that_waits_for_room() -> None:
+    """Under strict order, with every other promise; without faults the order is judged write by write."""
+    size = max(GUARD_HISTORIES_MAX, HISTORIES // 5)
+    run = simulate("--histories", str(size), "--seed", str(STRICT_FROM), "--workers", "1")
+
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("guard", GUARDS)
 def test_simulation_bites(guard: str) -> None:
     """With this guard taken out of the production code a history fails: the simulation would notice its loss."""
     options = ("--histories", str(GUARD_HISTORIES_MAX), "--seed", str(GUARDS[guard].seed), "--workers", "1")
     run = simulate("--without", guard, "--no-shrink", *options)
 
-    assert any(start <= GUARDS[guard].seed <= start + SIZE - GUARD_HISTORIES_MAX for start in STARTS)
+    starts = (start <= GUARDS[guard].seed <= start + SIZE - GUARD_HISTORIES_MAX for start in STARTS)
+    assert any(starts) or GUARDS[guard].seed == STRICT_FROM
     assert run.returncode == 1, run.stdout[-2000:] + run.stderr[-2000:]
     assert ": promise " in run.stdout
 

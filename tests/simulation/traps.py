@@ -7,7 +7,16 @@ containers that outlive their pod object. The seed varies the times a little.
 import random
 from dataclasses import replace
 
-from tests.simulation.plan import CALM_KINDS, LATER_GANGS_FROM, Plan, Step, gang_plan_of, gang_storm_of, plan_of
+from tests.simulation.plan import (
+    CALM_KINDS,
+    LATER_GANGS_FROM,
+    Plan,
+    Step,
+    gang_plan_of,
+    gang_storm_of,
+    plan_of,
+    strict_plan_of,
+)
 
 Rates = tuple[tuple[str, float], ...]
 BOTH = ("n1", "n2")
@@ -277,6 +286,8 @@ LATER_GANG_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
 """Beyond LATER_GANGS_FROM; GPUs are kept for long in them."""
 LONG_HOLD_SECONDS = 60.0
 LATER_FROM = 1200
+STRICT_FROM = 20_000
+"""Seeds beyond it draw gangs under strict order."""
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
 
@@ -284,6 +295,8 @@ THOROUGH = 1500
 def history_of(seed: int) -> Plan:
     """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn. Beyond
     THOROUGH another third is of gangs, half of it traps, and a sixth of gangs whose writes are late."""
+    if seed >= STRICT_FROM:
+        return strict_plan_of(seed)
     if seed >= THOROUGH and seed % 6 == 2:
         return newest_gang_trap_of(seed) if seed % 12 == 2 else gang_storm_of(seed)
     if seed >= THOROUGH and seed % 3 == 1:

@@ -13,7 +13,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.service.http import listening
 from atoll.service.metrics import Metrics
-from webhook.app import webhook_application
+from webhook.app import Lookups, webhook_application
 from webhook.metrics import WebhookMetrics, webhook_metrics
 from webhook.pods import AdmittedPod
 from webhook.requests import ClaimLookup, ClaimMissing, Defaults
@@ -39,6 +39,13 @@ class NoDevices:
 
     async def refusal(self, namespace: str, pod: AdmittedPod) -> Denial | None:
         return Denial(f"{namespace} knows better") if pod.spec.resource_claims else None
+
+
+class NoGroups:
+    """A cluster without PodGroups of policy gang."""
+
+    async def gang_of(self, namespace: str, pod: AdmittedPod) -> str | Denial:
+        return Denial(f"{namespace} has no such PodGroup") if pod.spec.scheduling_group else ""
 
 
 def review(claim: str | None = "two", **request: Any) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def metrics() -> WebhookMetrics:
 
 @pytest.fixture
 async def url(finder: FakeFinder, metrics: WebhookMetrics) -> AsyncIterator[str]:
-    app = webhook_application(claims=finder, devices=NoDevices(), defaults=Defaults(), metrics=metrics)
+    app = webhook_application(lookups=Lookups(finder, NoDevices(), NoGroups()), defaults=Defaults(), metrics=metrics)
     async with listening(app, "127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}/mutate"
 

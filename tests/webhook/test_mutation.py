@@ -65,12 +65,17 @@ def make_pod(
 
 
 def decide(
-    pod: dict[str, Any], *, claim: ClaimLookup | None = None, user: User = ALICE, defaults: Defaults | None = None
+    pod: dict[str, Any],
+    *,
+    claim: ClaimLookup | None = None,
+    user: User = ALICE,
+    defaults: Defaults | None = None,
+    pod_group: str = "",
 ) -> Mutation | Denial:
     """Run the webhook's decision as the server does: a claim is looked up only where the pod names one."""
     lookup = (claim or make_claim()) if names.CLAIM in pod["metadata"].get("annotations", {}) else None
     view = decode_pod(msgspec.json.encode(pod))
-    return mutate(view, namespace="team", user=user, claim=lookup, defaults=defaults or Defaults())
+    return mutate(view, namespace="team", user=user, claim=lookup, defaults=defaults or Defaults(), pod_group=pod_group)
 
 
 def admit(pod: dict[str, Any], **how: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from devcluster.build import ensure_s3
 
 ACCESS_KEY, SECRET_KEY, REGION = "atoll", "atoll-in-tests", "us-east-1"
+ROOT = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
 BUCKET = "checkpoints"
 START_SECONDS = 30
 
@@ -18,27 +19,37 @@ START_SECONDS = 30
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     """Serve a bucket until the block ends; the variables by which clients of S3 find it."""
-    (folder / "data" / BUCKET).mkdir(parents=True)
-    (folder / "attributes").mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = ("--port", address, "--region", REGION, "posix", "--sidecar", folder / "attributes", folder / "data")
-    environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    command = command_of(folder, address)
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen([ensure_s3(), *words], env=environment, stdout=log, stderr=log)
+        server = subprocess.Popen(command, env={**os.environ, **ROOT}, stdout=log, stderr=log)
     try:
         wait_until_it_listens(server, address, folder / "log")
-        yield {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_REGION": REGION,
-            "AWS_ENDPOINT_URL": f"http://{address}",
-            "AWS_ALLOW_HTTP": "true",
-        }
+        yield variables_of(address)
     finally:
         server.kill()
         server.wait()
+
+
+def command_of(folder: Path, address: str) -> list[str | Path]:
+    """Return the command of a server with an empty bucket in a folder; it needs the variables of ROOT."""
+    (folder / "data" / BUCKET).mkdir(parents=True)
+    (folder / "attributes").mkdir()
+    flags = ["--port", address, "--region", REGION]
+    return [ensure_s3(), *flags, "posix", "--sidecar", folder / "attributes", folder / "data"]
+
+
+def variables_of(address: str) -> dict[str, str]:
+    """Return the variables by which clients find a server."""
+    return {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": REGION,
+        "AWS_ENDPOINT_URL": f"http://{address}",
+        "AWS_ALLOW_HTTP": "true",
+    }
 
 
 def wait_until_it_listens(server: subprocess.Popen[bytes], address: str, log: Path) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from atoll.cluster.gangs.member_limits import level_of
 from atoll.cluster.gangs.node_domains import ALONE
 from atoll.cluster.gangs.rehearsal import Clash, MemberRule, find_clash
-from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot, level_of
+from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot
 from atoll.cluster.spread import SpreadCount, spread_counts
 from topology.gangs.descent import StepBudget
 from topology.gangs.model import POD_SETS_MAX, Limit, Mode, Placement, PlacementRefusal, PodSet

@@ -14,7 +14,7 @@ from atoll.cluster import host_fit
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import minimum_of
-from atoll.cluster.gangs.search_input import PlacementSnapshot, unreported_nodes
+from atoll.cluster.gangs.search_input import PlacementSnapshot, unknown_nodes
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import device_groups, plain
@@ -29,7 +29,7 @@ def usable_positions(
 ) -> dict[str, int]:
     """Return the positions by node that the members could use. `requests`: by uid."""
     found: dict[str, int] = {}
-    is_blind = bool(unreported_nodes(chosen, requests, node_domains, cluster))
+    is_blind = bool(unknown_nodes(chosen, requests, node_domains, cluster))
     by_set: dict[str, list[GangMember]] = defaultdict(list)
     for member in chosen:
         if member.uid in requests:
@@ -59,9 +59,8 @@ def _by_model(pod: Pod, request: Request, cluster: PlacementSnapshot) -> dict[st
         if node is None or isinstance(groups, Rejection) or host_fit.node_reason(pod, host_fit.opened(node)):
             continue
         for group in groups:
-            if group.mask.bit_count() >= request.ask.count:
-                masks = found["" if request.mixed_models else group.model]
-                masks[name] = masks.get(name, 0) | group.mask
+            masks = found[group.model]
+            masks[name] = masks.get(name, 0) | group.mask
     return found
 
 

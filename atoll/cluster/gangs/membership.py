@@ -44,6 +44,8 @@ SUB_GROUP_LABELS = (JOBSET_INDEX, GROUP_INDEX)
 RANKING_ANNOTATIONS = (*INDEX_LABELS, *SUB_GROUP_LABELS, GROUP_SIZE, JOBSET_REPLICAS)
 """Keys that others write on pods, as labels or as annotations, and that rank the members of a gang."""
 LEADER, WORKER = "leader", "worker"
+ONLY_SET = "pods"
+"""The pod set of a gang that is created for pods which name none."""
 
 GangKey = tuple[str, str]
 """Namespace and name."""
@@ -192,6 +194,21 @@ def role_of(pod: Pod) -> str:
     """Return LEADER or WORKER for a pod of a LeaderWorkerSet; empty for others."""
     index = pod.metadata.labels.get(WORKER_INDEX)
     return "" if index is None else LEADER if index == "0" else WORKER
+
+
+def set_names(members: Sequence[Pod]) -> list[str]:
+    """Return the pod set that each member names; empty for none. A LeaderWorkerSet has two if its leaders ask for other
+    GPUs than its workers."""
+    named = [_named_set(pod) for pod in members]
+    roles = [role_of(pod) for pod in members]
+    asks = {(pods.claim_name(pod), pods.device_count(pod)) for pod in members}
+    return roles if all(roles) and not any(named) and len(asks) > 1 else named
+
+
+def _named_set(pod: Pod) -> str:
+    labels = pod.metadata.labels
+    owners = (labels[key] for key in SET_LABELS if labels.get(key))
+    return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
 
 
 def members_of(

@@ -5,10 +5,10 @@ the quorum. Each choice of models is tried by itself; of those that the claims p
 nearest to each other is taken. The work of one search is bounded, so that no gang keeps others waiting for long.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.cluster.feasibility import Verdict, listed
+from atoll.cluster.feasibility import listed
 from atoll.cluster.gangs.arranging import arrange
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember
@@ -21,9 +21,11 @@ from atoll.cluster.gangs.search_input import (
     gpu_requests,
     model_choices,
     search_input,
-    unreported_nodes,
+    unknown_nodes,
 )
-from atoll.cluster.requests import Request
+from atoll.cluster.requests import Request, Verdict
+from atoll.cluster.static_volumes import static_clash
+from atoll.cluster.volume_limits import crowded_node
 from topology.errors import TopologyError
 from topology.gangs.descent import StepBudget
 from topology.gangs.model import Placement
@@ -39,16 +41,22 @@ class FoundPlacement:
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """Why there are no places: the verdict, and a message. `reason`: of the condition Admitted."""
+    """Why there are no places: the verdict, and a message. `reason`: of the condition Admitted; `waits_for_nodes`: what
+    is not known yet concerns nodes, and not the gang."""
 
     verdict: Verdict
     message: str
     reason: str
+    waits_for_nodes: bool = False
 
     @property
     def contends(self) -> bool:
-        """Whether the gang could use GPUs of the cluster, now or once facts are known that concern nodes."""
-        return self.verdict is Verdict.BUSY or self.reason == "WaitForNodes"
+        """Whether the gang could use GPUs of the cluster, now or once facts about nodes are known."""
+        return self.verdict is Verdict.BUSY or self.waits_for_nodes
+
+
+Search = Callable[[PlacementSnapshot], Iterable[str] | None]
+"""Returns the hosts of a placement on a snapshot, None for no placement."""
 
 
 def find_places(
@@ -62,25 +70,38 @@ def find_places(
     answer = search(view, chosen, requests, node_domains, cluster)
     if isinstance(answer, FoundPlacement) or answer.verdict is not Verdict.BUSY:
         return answer
-    fits_emptied = isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement)
+
+    def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | None:
+        found = search(view, chosen, requests, node_domains, snapshot)
+        if isinstance(found, NoPlacement):
+            return None
+        return dict.fromkeys(one.host for part in found.placement.assignments for one in part.members)
+
+    unknown = unknown_nodes(chosen, requests, node_domains, cluster)
+    return judged(answer.message, hosts_on, cluster, unknown)
+
+
+def judged(message: str, hosts_on: Search, cluster: PlacementSnapshot, unknown: Sequence[str]) -> NoPlacement:
+    """Return the verdict on what finds no place now: what becomes of it without other pods, then with every node in
+    order, then once `unknown` nodes have said what they have."""
+    fits_emptied = hosts_on(cluster.emptied()) is not None
     if cluster.pool is not None:
         held = sum(mask.bit_count() for mask in cluster.pool.positions.values())
         why = "waits for" if fits_emptied else "does not fit, even if no pod used"
-        return replace(answer, message=f"{why} the {held} GPUs of its GpuReservation: {answer.message}")
+        message = f"{why} the {held} GPUs of its GpuReservation: {message}"
+        return NoPlacement(Verdict.BUSY, message, "WaitForRoom")
     if fits_emptied:
-        return answer
-    opened = search(view, chosen, requests, node_domains, cluster.opened())
-    if isinstance(opened, FoundPlacement):
-        parts = opened.placement.assignments
-        hosts = dict.fromkeys(member.host for part in parts for member in part.members)
+        return NoPlacement(Verdict.BUSY, message, "WaitForRoom")
+    hosts = hosts_on(cluster.opened())
+    if hosts is not None:
         facts = [fact for host in hosts if (fact := cluster.withheld(host))]
-        message = f"fits when {listed(facts, 'and')}; now {answer.message}"
-        return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
-    if unreported := unreported_nodes(chosen, requests, node_domains, cluster):
-        count = f"{len(unreported)} node{'s' if len(unreported) > 1 else ''}"
-        message = f"waits for the report of {count}: {listed(unreported, 'and')}; now {answer.message}"
-        return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
-    return NoPlacement(Verdict.NEVER, answer.message, "NeverFits")
+        message = f"fits when {listed(facts, 'and')}; now {message}"
+        return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes", waits_for_nodes=True)
+    if unknown:
+        count = f"{len(unknown)} node{'s' if len(unknown) > 1 else ''}"
+        message = f"waits for the report of {count}: {listed(unknown, 'and')}; now {message}"
+        return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes", waits_for_nodes=True)
+    return NoPlacement(Verdict.NEVER, message, "NeverFits")
 
 
 def search(
@@ -150,7 +171,23 @@ def _search(
     arranged, placement = answer
     if sum(assignment.count for assignment in placement.assignments) < needed:
         return None
+    if problem := _volume_clash(arranged, placement, cluster):
+        return NoPlacement(Verdict.UNKNOWN, problem, "WaitForQuorum")
     return FoundPlacement(arranged, placement)
+
+
+def _volume_clash(question: GangSearchInput, placement: Placement, cluster: PlacementSnapshot) -> str:
+    """Say which members of a plan may find no static volume, or which host takes too few of their volumes."""
+    placed = [
+        (pod, one.host)
+        for part in placement.assignments
+        for one in part.members
+        if (pod := question.asked[part.pod_set][one.rank].pod).spec.volumes
+    ]
+    if not placed:
+        return ""
+    clash = static_clash(((pod, cluster.nodes[host]) for pod, host in placed), cluster.volumes)
+    return clash or crowded_node(placed, cluster.pods_on, cluster.volumes)
 
 
 def _distance(found: FoundPlacement) -> tuple[int, ...]:

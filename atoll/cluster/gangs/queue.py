@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from atoll.api import names
 from atoll.api.gangs import RequeueTimestamp
 from atoll.api.times import seconds_of
-from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import GangKey, key_of
+from atoll.cluster.requests import Verdict
 
 PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 10.0

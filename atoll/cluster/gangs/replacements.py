@@ -6,20 +6,29 @@ then wider ones (topology.gangs.repair). Here is decided who counts as lost and 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from atoll.api.gangs import GpuGangSpec, TopologyMode
+from atoll.cluster import host_fit
 from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, node_of
 from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.placing import NoPlacement, judged
 from atoll.cluster.gangs.rehearsal import find_clash
-from atoll.cluster.gangs.search_input import PlacementSnapshot, gpu_requests, model_choices, search_input
+from atoll.cluster.gangs.search_input import (
+    PlacementSnapshot,
+    gpu_requests,
+    model_choices,
+    search_input,
+    unknown_nodes,
+)
 from atoll.cluster.objects import Pod
-from atoll.cluster.requests import Request
+from atoll.cluster.requests import Request, Verdict
 from atoll.cluster.spread import SPREAD, spread_counts
 from topology.gangs.model import Gang, Mode, Placement, PodSet, PodSetPlacement
 from topology.gangs.model import PlacedMember as Place
@@ -32,24 +41,76 @@ NOWHERE = ""
 Anchors = list[tuple[str, list[str]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Replacements:
+    """Assignments of missing members; `waiting`: why the others have none, None where all have one."""
+
+    assignments: tuple[MemberAssignment, ...]
+    waiting: NoPlacement | None = None
+
+
 def place_missing(
     view: GangView,
     missing: Sequence[GangMember],
     requests: Mapping[str, Request],
     node_domains: NodeDomains,
     cluster: PlacementSnapshot,
-) -> tuple[MemberAssignment, ...]:
-    """Return an assignment for each missing member that finds a place."""
+) -> Replacements:
+    """Place each missing member that finds a place, and say what the others wait for."""
+    found, refused = _place(view, missing, requests, node_domains, cluster)
+    left = len(missing) - len(found)
+    if not left:
+        return Replacements(found)
+    if isinstance(refused, Obstacle):
+        return Replacements(found, NoPlacement(Verdict.UNKNOWN, refused.message, "WaitForQuorum"))
+    if not refused:
+        return Replacements(found, NoPlacement(Verdict.BUSY, f"{left} members are placed after these", "WaitForRoom"))
+    message = f"{left} of {len(missing)} members that it lacks find no place beside its others: {refused}"
+
+    def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | None:
+        placed, _ = _place(view, missing, requests, node_domains, _beside_its_others(view, snapshot))
+        return [one.allocation.node for one in placed] if len(placed) == min(len(missing), MISSING_MAX) else None
+
+    unknown = unknown_nodes(missing, requests, node_domains, cluster)
+    return Replacements(found, judged(message, hosts_on, cluster, unknown))
+
+
+def _beside_its_others(view: GangView, emptied: PlacementSnapshot) -> PlacementSnapshot:
+    """Return a snapshot without any pod, with the members on it that run."""
+    on: dict[str, list[Pod]] = {}
+    taken: dict[str, int] = {}
+    for member in view.members:
+        home = node_of(member)
+        if member.stage not in STARTED or home not in emptied.nodes:
+            continue
+        on.setdefault(home, []).append(member.pod)
+        with suppress(MalformedValue):
+            allocation = bound_allocation(member.pod)
+            if allocation is not None and home in emptied.devices:
+                taken[home] = taken.get(home, 0) | emptied.devices[home].mask_of(allocation.device_ids)
+    free = {**emptied.free, **{home: host_fit.free(emptied.nodes[home], found) for home, found in on.items()}}
+    return replace(emptied.without_positions(taken), pods_on=on, free=free)
+
+
+def _place(
+    view: GangView,
+    missing: Sequence[GangMember],
+    requests: Mapping[str, Request],
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
+) -> tuple[tuple[MemberAssignment, ...], str | Obstacle]:
+    """Return an assignment for each missing member that finds a place on this snapshot, and why others find none."""
     spec = view.gang.spec
     homes = _homes(view.members, node_domains)
     used = {model for member, _ in homes for model in _models_of(member, cluster)}
     choices = model_choices(gpu_requests(missing, requests), node_domains, cluster)
     models = next((models for _, models in choices if not used or used.issuperset(models.values())), None)
     if models is None:
-        return ()
+        return (), f"no node has the model of its others, {', '.join(sorted(used))}"
     question = search_input(spec, missing[:MISSING_MAX], requests, node_domains, cluster, models=models)
     if isinstance(question, Obstacle):
-        return ()
+        return (), question
+    refused = ""
     snapshot = question.snapshot
     placed: list[tuple[str, Pod, str]] = []
     assignments: list[MemberAssignment] = []
@@ -61,13 +122,16 @@ def place_missing(
         repair = _nearest(bound, snapshot, kin, list(asked), anchors)
         snapshot = _taken(snapshot, pod_set, repair.members)
         homes += [(asked[place.rank], place.host) for place in repair.members]
+        refused = refused or next((one.text for one in repair.refusals), "")
         for place in repair.members:
             member = asked[place.rank]
             beside = [*placed, (pod_set.name, member.pod, place.host)]
-            if find_clash(beside, cluster) is None:  # one that clashes waits for the next round
+            clash = find_clash(beside, cluster)
+            if clash is None:
                 placed = beside
                 assignments.append(member_assignment(place, member, cluster.devices))
-    return tuple(assignments)
+            refused = refused or (clash.text if clash is not None else "")
+    return tuple(assignments), refused
 
 
 def _models_of(member: GangMember, cluster: PlacementSnapshot) -> Iterator[str]:

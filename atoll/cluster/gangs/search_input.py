@@ -12,23 +12,23 @@ from types import MappingProxyType
 
 from atoll.api.gangs import GangPodSet, GpuGangSpec, TopologyMode
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
-from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit, volume_fit
 from atoll.cluster.feasibility import NodeFacts, all_positions, missing_fact
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.lifecycle import Obstacle
+from atoll.cluster.gangs.member_limits import own_limits, volume_limits
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import minimum_of
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
-from atoll.cluster.spread import SPREAD, has_spread_labels, spread_counts, strict_constraints
+from atoll.cluster.spread import SPREAD, has_spread_labels, strict_constraints
 from atoll.cluster.weakness import weaknesses
-from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
+from topology.gangs.model import Gang, Host, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
 
@@ -105,9 +105,9 @@ class PlacementSnapshot:
         return replace(self, nodes=nodes, cells=cells, pods_on={}, free=free, last=last)
 
     def withheld(self, name: str) -> str:
-        """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
+        """Return what would have to change so that all of a node counts that can be told; empty for nothing."""
         node, devices = self.nodes.get(name), self.devices.get(name)
-        if node is None or devices is None:
+        if node is None or (devices is None and host_fit.opened(node) == node):
             return ""
         cell = self.cells.get(name)
         return missing_fact(NodeFacts(node, devices, cell.free if cell is not None else None))
@@ -133,23 +133,35 @@ class PlacementSnapshot:
         return replace(self, cells=cells, pool=ReservedPool(reservation, positions))
 
 
-def unreported_nodes(
+def unknown_nodes(
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
     node_domains: NodeDomains,
     cluster: PlacementSnapshot,
 ) -> tuple[str, ...]:
-    """Return the nodes that may have GPUs for a member and of which no report is known.
+    """Return the nodes that may have GPUs for a member: no report of them is known, or it leaves out what matters.
 
-    A node may have GPUs where the topology of the gang covers it, or where it says so by a label or a resource.
+    A node without a report may have GPUs where the topology of the gang covers it, or where it says so by a label or a
+    resource.
     """
-    templates = [one.pod for one in {one.pod_set: one for one in chosen if one.uid in requests}.values()]
-    names_ = (name for name in sorted(node_domains.paths) if name in cluster.nodes and name not in cluster.devices)
+    templates = {one.pod_set: one for one in chosen if one.uid in requests}.values()
+    kinds = [(requests[one.uid], one.pod) for one in templates]
+
+    def may_serve(name: str, request: Request) -> bool:
+        devices = cluster.devices.get(name)
+        if devices is None:
+            return bool(node_domains.levels) or host_fit.may_have_gpus(cluster.nodes[name])
+        groups = device_groups(devices.shape, request)
+        return isinstance(groups, Rejection) and groups.verdict is Verdict.UNKNOWN
+
     return tuple(
         name
-        for name in names_
-        if (node_domains.levels or host_fit.may_have_gpus(cluster.nodes[name]))
-        and any(not host_fit.node_reason(pod, host_fit.opened(cluster.nodes[name])) for pod in templates)
+        for name in sorted(node_domains.paths)
+        if name in cluster.nodes
+        and any(
+            may_serve(name, request) and not host_fit.node_reason(pod, host_fit.opened(cluster.nodes[name]))
+            for request, pod in kinds
+        )
     )
 
 
@@ -191,7 +203,7 @@ def search_input(
             _unlike(name, members, requests)
             or _contradicted(spec, name, members)
             or _scattered(spec, name, members, cluster.volumes)
-            or _without_volume(members, cluster.volumes, shared)
+            or _without_volume(members, cluster, shared)
         )
         if problem is not None:
             return problem
@@ -204,7 +216,9 @@ def search_input(
     mates = tuple(templates.values())
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models, mates),
+            _pod_set(
+                spec, name, members, requests.get(members[0].uid), cluster, node_domains, kinds, models, mates, shared
+            ),
             min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
@@ -358,11 +372,28 @@ def _scattered(
 
 
 def _without_volume(
-    members: Sequence[GangMember], volumes: volume_fit.Volumes, shared: Collection[str]
+    members: Sequence[GangMember], cluster: PlacementSnapshot, shared: Collection[str]
 ) -> Obstacle | None:
     """Return an obstacle for a member whose claim no node could serve now. `shared`: claims of several members."""
-    problems = ((one.pod.metadata.name, volume_fit.volume_problem(one.pod, volumes, shared=shared)) for one in members)
+    volumes, users = cluster.volumes, {}
+    if any(volume_fit.is_for_one_pod(one.pod, volumes) for one in members):
+        users = _claim_users(members[0].pod.metadata.namespace, cluster, {one.uid for one in members})
+    problems = (
+        (one.pod.metadata.name, volume_fit.volume_problem(one.pod, volumes, shared=shared, users=users))
+        for one in members
+    )
     return next((Obstacle("Invalid", f"pod {name}: {problem}") for name, problem in problems if problem), None)
+
+
+def _claim_users(namespace: str, cluster: PlacementSnapshot, but: Collection[str]) -> dict[str, str]:
+    """Return, by claim of a namespace, a pod on some node that uses it. `but`: uids of pods that are left out."""
+    return {
+        name: pod.metadata.name
+        for found in cluster.pods_on.values()
+        for pod in found
+        if pod.metadata.namespace == namespace and pod.spec.volumes and pod.metadata.uid not in but
+        for name in volume_fit.claim_names(pod)
+    }
 
 
 def _contradicted(spec: GpuGangSpec, name: str, members: Sequence[GangMember]) -> Obstacle | None:
@@ -381,6 +412,7 @@ def _pod_set(
     kinds: Mapping[NodeShape, str],
     models: Models,
     mates: Sequence[Pod],
+    shared: Collection[str],
 ) -> PodSet:
     named = _named(spec, name)
     wanted = spec.topology_of(named)
@@ -408,7 +440,10 @@ def _pod_set(
         admitted=admitted,
         excluded=excluded,
         preferences=liked,
-        limits=_limits(pod, node_domains, cluster),
+        limits=(
+            *own_limits(pod, node_domains.levels, cluster.nodes, cluster.pods_on, cluster.volumes),
+            *volume_limits(pod, cluster.nodes, cluster.pods_on, cluster.volumes, shared),
+        ),
         group=_group(named, name, pod),
     )
 
@@ -446,31 +481,6 @@ def _enough(spec: GpuGangSpec, name: str, members: Sequence[GangMember], done: M
 def _constraints(pod: Pod) -> tuple[object, ...]:
     strict = tuple(strict_constraints(pod))
     return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity, strict, host_fit.host_ports(pod)
-
-
-def _limits(pod: Pod, node_domains: NodeDomains, cluster: PlacementSnapshot) -> tuple[Limit, ...]:
-    """Return how many members one domain may take by their own anti-affinity and host ports, and one host by a spread
-    that kube-scheduler judges by the host alone. What other labels mean is seen when a plan is rehearsed."""
-    labels = [level_of(label) for label in pod_fit.own_limits(pod)]
-    if host_fit.host_ports(pod):
-        labels.append(HOST)
-    alone = tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
-    spread = spread_counts(pod, tuple(cluster.nodes.values()), cluster.pods_on)
-    hosts = [Limit(HOST, one.constraint.max_skew, one.present) for one in spread if one.is_by_host and one.means(pod)]
-    choices = volume_fit.static_choices(pod, cluster.volumes)
-    if choices is not None:
-        reached = [volume_fit.reach(volume) for volume in choices]
-        lacking = {
-            name: len(reached) - sum(terms is None or host_fit.matches_terms(terms, node) for terms in reached)
-            for name, node in cluster.nodes.items()
-        }
-        hosts.append(Limit(HOST, len(reached), lacking))
-    return (*alone, *hosts)
-
-
-def level_of(label: str) -> str:
-    """Return the level of the search that a node label stands for, whether or not the topology has it."""
-    return HOST if label == HOSTNAME else label
 
 
 def _apart(name: str, templates: Mapping[str, Pod]) -> frozenset[str]:

@@ -312,7 +312,7 @@ def test_a_replacement_keeps_the_spread(running: dict[str, str], full: Sequence[
     chosen = [one for one in members if one.pod.metadata.name == "new"]
     placed = place_missing(GangView(gang, members, ReadinessPolicy()), chosen, {}, site, cluster)
 
-    assert [THREE[one.allocation.node][ZONE] for one in placed] == ([expected] if expected else [])
+    assert [THREE[one.allocation.node][ZONE] for one in placed.assignments] == ([expected] if expected else [])
 
 
 def test_a_member_with_resource_claims_is_refused_in_words() -> None:

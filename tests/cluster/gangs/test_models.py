@@ -106,7 +106,7 @@ class MixedMachines:
 
     def replaced(self) -> list[str]:
         """Return the nodes of the members that a running gang lacks."""
-        return sorted(seat.allocation.node for seat in place_missing(*self._asked()))
+        return sorted(seat.allocation.node for seat in place_missing(*self._asked()).assignments)
 
 
 WORKERS = {"count": 8}

@@ -13,11 +13,11 @@ from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import GangMember, MemberStage, members_of
 from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
-from atoll.cluster.gangs.replacements import place_missing
+from atoll.cluster.gangs.replacements import Replacements, place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod, decode_node
-from atoll.cluster.requests import Request, request_of
+from atoll.cluster.requests import Request, Verdict, request_of
 from tests.builders import make_allocation, make_pod, make_report
 from tests.cluster.gangs.builders import GATES, make_gang
 
@@ -29,15 +29,17 @@ class Ground:
     """Six machines of eight GPUs in three racks of two blocks, and a gang whose members run on some of them."""
 
     def __init__(self, running: dict[int, str], *, full: tuple[str, ...] = (), cordoned: tuple[str, ...] = (),
-                 **spec: Any) -> None:  # fmt: skip
+                 sick: tuple[str, ...] = (), silent: tuple[str, ...] = (), unheard: tuple[str, ...] = (),
+                 small: tuple[str, ...] = (), **spec: Any) -> None:  # fmt: skip
         self.gang = make_gang(8, **spec)
         self.ledger = Ledger()
         self.nodes = {name: self._node(name, cordoned=name in cordoned) for name in PLACES}
         pods = [self._pod(number, node) for number, node in running.items()]
         pods += [make_pod(f"f-{node}", gpus=8, node=node, allocation=make_allocation(node, *range(8))) for node in full]
-        for name in PLACES:
-            self.ledger.put_report(make_report(name))
-            self.ledger.put_heartbeat(name, 0.0, 1e9)
+        for name in PLACES.keys() - set(unheard):
+            profile = "t4-4" if name in small else "dgx1-v100"
+            self.ledger.put_report(make_report(name, profile, sick=[3] if name in sick else []))
+            self.ledger.put_heartbeat(name, -1e9 if name in silent else 0.0, 1e8)
         for pod in pods:
             self.ledger.put_pod(pod)
         self.pods = pods
@@ -71,6 +73,10 @@ class Ground:
 
     def place(self, *numbers: int) -> dict[int, str]:
         """Return the node of each missing member that found one."""
+        return {number_of(one.member): one.allocation.node for one in self.replacements(*numbers).assignments}
+
+    def replacements(self, *numbers: int) -> Replacements:
+        """Return the places of missing members, and what the others wait for."""
         missing = [make_pod(f"p{n}", gpus=8, annotations=self._marks(n), schedulingGates=GATES) for n in numbers]
         found = members_of([*self.members, *missing], self.gang.spec, {})
         chosen = [one for one in found if one.stage is MemberStage.GATED]
@@ -86,8 +92,7 @@ class Ground:
         cells = dict(self.ledger.cells(now_seconds=0.0))
         land = PlacementSnapshot(self.nodes, dict(self.ledger.nodes), cells, on, free)
         view = GangView(self.gang, tuple(found), ReadinessPolicy())
-        seats = place_missing(view, chosen, requests, self.site(), land)
-        return {number_of(seat.member): seat.allocation.node for seat in seats}
+        return place_missing(view, chosen, requests, self.site(), land)
 
 
 def number_of(member: GangMember) -> int:
@@ -114,6 +119,33 @@ def required(level: str) -> dict[str, Any]:
 def test_a_replacement_goes_where_its_gang_is_bound_to(spec: Any, full: Any, places: Any) -> None:
     """Racks of one name in two blocks are two racks; what is required is never left, what is not is kept near."""
     assert Ground({0: "n1"}, full=full, **spec).place(1) == places
+
+
+@pytest.mark.parametrize(
+    ("ground", "verdict", "said"),
+    [
+        pytest.param({"full": ("n2",)}, Verdict.BUSY, "1 of 1 members that it lacks find", id="others hold it"),
+        pytest.param({"cordoned": ("n2",)}, Verdict.UNKNOWN, "fits when n2 is uncordoned; now", id="a cordon"),
+        pytest.param({"sick": ("n2",)}, Verdict.UNKNOWN, "fits when n2 gives out the 1 GPU that it", id="a sick card"),
+        pytest.param({"silent": ("n2",)}, Verdict.UNKNOWN, "fits when the agent of n2 reports", id="a silent agent"),
+        pytest.param({"unheard": ("n2",)}, Verdict.UNKNOWN, "waits for the report of 1 node: n2", id="no report yet"),
+        pytest.param({"small": ("n2",)}, Verdict.NEVER, "too few GPUs that match", id="no other machine of the rack"),
+    ],
+)
+def test_a_gang_hears_why_what_it_lacks_finds_no_place(ground: Any, verdict: Verdict, said: str) -> None:
+    """The rack that its other member keeps has one more machine: whether that helps is told as of a whole gang."""
+    waiting = Ground({0: "n1"}, **ground, **required(RACK)).replacements(1).waiting
+
+    assert waiting is not None
+    assert (waiting.verdict, said in waiting.message) == (verdict, True), waiting.message
+
+
+def test_a_gang_hears_that_its_own_members_leave_no_room() -> None:
+    """Its others fill the rack: no pod has to end, and no node to come back, so that the third could run there."""
+    waiting = Ground({0: "n1", 2: "n2"}, **required(RACK)).replacements(1).waiting
+
+    assert waiting is not None
+    assert waiting.verdict is Verdict.NEVER
 
 
 GROUP = [{"name": "leader", "count": 1, "group": "g"}, {"name": "workers", "count": 2, "group": "g", **required(RACK)}]
@@ -173,9 +205,9 @@ def test_one_part_without_a_spare_does_not_keep_another_waiting() -> None:
     chosen = [one for one in found if one.stage is MemberStage.GATED]
     view = GangView(ground.gang, tuple(found), ReadinessPolicy())
 
-    seats = place_missing(view, chosen, requests, ground.site(), land)  # type: ignore[arg-type]
+    found = place_missing(view, chosen, requests, ground.site(), land)  # type: ignore[arg-type]
 
-    assert {number_of(seat.member): seat.allocation.node for seat in seats} == {3: "n4"}
+    assert {number_of(one.member): one.allocation.node for one in found.assignments} == {3: "n4"}
 
 
 def with_set(pod: Pod, name: str) -> Pod:

@@ -21,7 +21,6 @@ from atoll.api.gangs import (
 )
 from atoll.api.times import seconds_of, text_of
 from atoll.api.topologies import Topology
-from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import conditions, lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import open_gate, status_assignment
@@ -38,6 +37,7 @@ from atoll.cluster.gangs.readiness_policy import (
     policy_for,
 )
 from atoll.cluster.objects import Node, decode_node, decode_pod
+from atoll.cluster.requests import Verdict
 from tests.builders import make_pod, make_report, pod_json
 from tests.cluster.gangs.builders import GATES, Life, make_gang, member
 from topology.gangs.model import DomainCount, Placement, PodSetPlacement

@@ -122,12 +122,27 @@ def test_leader_and_workers_of_a_group() -> None:
 
 
 def test_what_is_about_the_peers_own_objects_is_unsupported() -> None:
-    """Resizing a placement through workload slices; nothing else is declined."""
-    previous = [[["a1"], 1]]
-    elastic = case("elastic", [[["a3"], 2]], count=2, unconstrained=True, previous=previous, gates=ELASTIC)
-    (answer,) = answers([json.dumps(elastic)])
+    """Several flavors; nothing else is declined."""
+    (answer,) = answers([json.dumps({**case("flavors", [[["a3"], 2]], count=2, unconstrained=True), "flavors": []})])
 
     assert (answer["verdict"], answer["peerFound"]) == ("unsupported", True)
+
+
+@pytest.mark.parametrize(
+    ("count", "previous", "want"),
+    [
+        pytest.param(4, [[["a1"], 1], [["a2"], 1]], [[["a1"], 1], [["a2"], 1], [["a3"], 2]], id="grows"),
+        pytest.param(2, [[["a3"], 2], [["a4"], 2]], [[["a3"], 2]], id="shrinks"),
+        pytest.param(3, [[["a3"], 1], [["a4"], 2]], [[["a3"], 1], [["a4"], 2]], id="stays"),
+        pytest.param(2, [[["gone"], 1]], [[["a3"], 2]], id="its place is gone"),
+    ],
+)
+def test_members_of_an_elastic_job_stay_where_they_are(count: int, previous: Any, want: Any) -> None:
+    """Workload slices: those that come are placed beside them; of fewer the first stay."""
+    elastic = case("elastic", want, count=count, unconstrained=True, previous=previous, gates=ELASTIC)
+    (answer,) = answers([json.dumps(elastic)])
+
+    assert (answer["verdict"], answer["domains"]) == ("same", len(want)), answer
 
 
 def test_an_unreadable_scenario_is_told_and_does_not_stop_the_rest() -> None:

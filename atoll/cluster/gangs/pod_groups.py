@@ -1,0 +1,123 @@
+"""Kubernetes' own PodGroups (`scheduling.k8s.io/v1beta1`, gate GenericWorkload) read as gangs. Pure.
+
+A PodGroup of policy gang becomes a GpuGang of its name: the same quorum, the required domain, and with
+`disruptionMode: all` no member to spare. kube-scheduler schedules the pods together too, but only once Atoll has let
+them go with their GPUs. What a GpuGang cannot keep is refused in words.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from atoll.api.gangs import MEMBERS_MAX, GpuGang
+from atoll.cluster.objects import Metadata, Pod
+
+
+class GangPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """Policy gang: all or none of at least this many pods."""
+
+    min_count: int = 1
+
+
+class SchedulingPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """Policy of a PodGroup; basic has no field that counts here."""
+
+    gang: GangPolicy | None = None
+
+
+class GroupTopology(msgspec.Struct, frozen=True, rename="camel"):
+    """Label of the nodes whose value all pods of the group share."""
+
+    key: str
+
+
+class GroupConstraints(msgspec.Struct, frozen=True, rename="camel"):
+    """Constraints of the group as a whole."""
+
+    topology: tuple[GroupTopology, ...] = ()
+
+
+class DisruptionMode(msgspec.Struct, frozen=True, rename="camel"):
+    """How pods of the group may be disrupted: each by itself, or all together."""
+
+    all: dict[str, Any] | None = None
+
+
+class PodGroupSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a PodGroup's spec that Atoll keeps or refuses."""
+
+    scheduling_policy: SchedulingPolicy
+    scheduling_constraints: GroupConstraints | None = None
+    disruption_mode: DisruptionMode | None = None
+    priority: int = 0
+    parent_composite_pod_group_name: str | None = None
+    resource_claims: tuple[dict[str, Any], ...] = ()
+
+
+class PodGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """A PodGroup as the API server stores it."""
+
+    metadata: Metadata
+    spec: PodGroupSpec
+
+    @property
+    def min_count(self) -> int:
+        """Pods that start together; 0 for a group that is no gang."""
+        gang = self.spec.scheduling_policy.gang
+        return gang.min_count if gang is not None else 0
+
+
+def refusal(group: PodGroup, *, priority: int) -> str:
+    """Return why pods of this priority cannot start as this group, and what to change; empty if they can."""
+    named, spec = f"PodGroup {group.metadata.name!r}", group.spec
+    if spec.parent_composite_pod_group_name:
+        return (
+            f"{named} is part of CompositePodGroup {spec.parent_composite_pod_group_name[:120]!r}, which Atoll does "
+            "not read; use a GpuGang with several pod sets"
+        )
+    if spec.resource_claims:
+        return f"{named} shares resourceClaims, whose devices Atoll does not weigh; remove them from the PodGroup"
+    if group.min_count > MEMBERS_MAX:
+        return f"{named} has minCount {group.min_count}, a gang has at most {MEMBERS_MAX} members"
+    if priority != spec.priority:
+        return (
+            f"the pod has priority {priority} and {named} has {spec.priority}, and kube-scheduler schedules no pod of "
+            "such a group; set the same priorityClassName on both"
+        )
+    return ""
+
+
+def group_name(found: Iterable[Pod]) -> str:
+    """Return the PodGroup that the first of these pods belongs to; empty for none."""
+    pod = min(found, key=lambda pod: pod.metadata.name, default=None)
+    return pod.spec.scheduling_group.get("podGroupName", "") if pod is not None else ""
+
+
+def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return minMember, podSets and topology of the GpuGang for a group with so many pods of each pod set.
+
+    Groups have no upper bound, so the gang grows with its pods. If all may only be disrupted together, all are needed.
+    """
+    lacking = max(0, group.min_count - sum(counts.values()))
+    first, *others = sorted(counts.items())
+    pod_sets = [{"name": name, "count": count} for name, count in ((first[0], first[1] + lacking), *others)]
+    mode, constraints = group.spec.disruption_mode, group.spec.scheduling_constraints
+    is_one = mode is not None and mode.all is not None
+    levels = constraints.topology if constraints is not None else ()
+    topology = {"topology": {"mode": "required", "level": levels[0].key}} if levels else {}
+    return {
+        "minMember": max(group.min_count, sum(counts.values())) if is_one else group.min_count,
+        "podSets": pod_sets,
+        **topology,
+    }
+
+
+def conflict(group: PodGroup, gang: GpuGang) -> str:
+    """Return why a GpuGang that a user wrote contradicts the group; empty if it does not."""
+    if group.min_count <= gang.spec.quorum:
+        return ""
+    return (
+        f"the GpuGang starts {gang.spec.quorum} members, and kube-scheduler none before PodGroup "
+        f"{group.metadata.name!r} has minCount {group.min_count}; set minMember to {group.min_count} or more"
+    )

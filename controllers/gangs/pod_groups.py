@@ -1,0 +1,102 @@
+"""Keeps the GpuGang of a PodGroup of policy gang: creates it, and lets it grow and shrink with the group.
+
+The gang belongs to the PodGroup and ends with it. A GpuGang of that name that a user wrote stays as it is; if it
+contradicts the group, the gang waits and says so. The PodGroup is read only while a member waits behind its gate.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang
+from atoll.cluster.gangs.membership import ONLY_SET, GangKey, has_gate, set_names
+from atoll.cluster.gangs.pod_groups import PodGroup, conflict, gang_spec, group_name, refusal
+from atoll.cluster.objects import Pod
+from atoll.kube import paths
+from atoll.kube.errors import NotFound
+from atoll.kube.patches import merge_patch
+from controllers.context import Context
+from controllers.gangs.answers import decode
+from controllers.gangs.cache import GangCache
+
+POD_GROUP: Final = "PodGroup/"
+"""What the mark on a gang begins with that was made for a PodGroup; its uid follows."""
+GROUP_API: Final = "scheduling.k8s.io/v1beta1"
+GROUP_SECONDS: Final = 10.0
+"""A PodGroup is read, not watched: this often while its gang cannot be made."""
+
+
+def pod_set_counts(members: Sequence[Pod]) -> dict[str, int] | None:
+    """Return how many pods each pod set has; one set where no pod names any, None if only some do."""
+    counts = Counter(set_names(members))
+    if set(counts) == {""}:
+        return {ONLY_SET: counts[""]}
+    return None if "" in counts else dict(counts)
+
+
+def waiting_group(members: Sequence[Pod]) -> str:
+    """Return the PodGroup of the pods that wait behind Atoll's gate; empty for none."""
+    return group_name(pod for pod in members if has_gate(pod) and pod.metadata.deletion_timestamp is None)
+
+
+class PodGroupGangs:
+    """The GpuGangs of PodGroups."""
+
+    def __init__(self, context: Context, cache: GangCache) -> None:
+        self._context = context
+        self._cache = cache
+
+    async def body(self, key: GangKey, members: Sequence[Pod]) -> dict[str, Any] | str:
+        """Return the gang to create for the members' PodGroup, or why there is none. Raises KubeError."""
+        group = await self._read(key)
+        if group is None or not group.min_count:
+            return f"there is no PodGroup {key[1]!r} of policy gang; create it, or a GpuGang of this name"
+        refused = refusal(group, priority=members[0].spec.priority)
+        if refused:
+            return refused
+        if len(members) < group.min_count:
+            return (
+                f"the PodGroup needs {group.min_count} pods, and has {len(members)} by now; pods without GPUs count if "
+                f"their annotation {names.GANG} names it"
+            )
+        counts = pod_set_counts(members)
+        if counts is None:
+            return f"either all pods of the PodGroup name a pod set ({names.POD_SET}), or none does"
+        owner = {"apiVersion": GROUP_API, "kind": "PodGroup", "name": key[1], "uid": group.metadata.uid}
+        metadata = {
+            "name": key[1],
+            "namespace": key[0],
+            "annotations": {names.GANG_MADE_FOR: POD_GROUP + group.metadata.uid},
+            "ownerReferences": [owner],
+        }
+        spec = gang_spec(group, counts)
+        return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": spec}
+
+    async def follow(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
+        """Let the gang follow its PodGroup; return whether it was changed. Raises KubeError."""
+        key = (gang.metadata.namespace, gang.metadata.name)
+        group = await self._read(key) if waiting_group(members) == key[1] else None
+        if group is None or not group.min_count:
+            self._cache.group_conflicts.pop(key, None)
+            return False
+        if gang.metadata.annotations.get(names.GANG_MADE_FOR) != POD_GROUP + group.metadata.uid:
+            self._cache.group_conflicts[key] = conflict(group, gang)
+            return False
+        known = {pod_set.name: pod_set.count for pod_set in gang.spec.pod_sets}
+        found = pod_set_counts([pod for pod in members if pod.metadata.deletion_timestamp is None]) or {}
+        counts = {name: max(known.get(name, 0), found.get(name, 0)) for name in known | found}
+        spec = gang_spec(group, counts)
+        wanted = {one["name"]: one["count"] for one in spec["podSets"]}
+        if (spec["minMember"], wanted) == (gang.spec.min_member, known):
+            return False
+        body = merge_patch(uid=gang.metadata.uid, resource_version=gang.metadata.resource_version, spec=spec)
+        await self._context.api.patch(paths.gpugangs(*key), body)
+        return True
+
+    async def _read(self, key: GangKey) -> PodGroup | None:
+        path = paths.podgroups(*key)
+        try:
+            return decode(await self._context.api.get(path), PodGroup, path)
+        except NotFound:
+            return None

@@ -1,0 +1,67 @@
+"""The GpuGang of a PodGroup: created for it, following it, and refusing a contradiction."""
+
+from pathlib import Path
+from typing import Any
+
+from atoll.api import names
+from tests.controllers.gang_harness import GANGS, GangHarness, cluster, settled, term
+
+GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/team/podgroups"
+MEMBER = {"schedulingGroup": {"podGroupName": "g"}}
+
+
+def put_group(made: GangHarness, min_count: int, **spec: Any) -> None:
+    """Create the PodGroup, or change it."""
+    policy = {"schedulingPolicy": {"gang": {"minCount": min_count}}}
+    made.server.put(f"{GROUPS}/g", {"metadata": {"name": "g", "uid": "uid-of-group"}, "spec": {**policy, **spec}})
+
+
+def counts(made: GangHarness) -> tuple[int, int]:
+    """Return quorum and number of members of the gang."""
+    spec = made.gang("g")["spec"]
+    return spec["minMember"], spec["podSets"][0]["count"]
+
+
+async def test_a_gang_is_made_for_a_group_and_follows_it(tmp_path: Path) -> None:
+    """It is made when minCount pods exist, starts with fewer when minCount falls, and takes in pods that come later."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 3)
+        for number in range(2):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-0") in running.notes.recorded)
+        assert f"{GANGS}/g" not in made.server.objects
+        made.add_member("g", 2, gpus=8, **MEMBER)
+        await settled(running, lambda: made.reason("g") == "WaitForQuorum")
+        assert counts(made) == (3, 3)
+        assert [one["uid"] for one in made.gang("g")["metadata"]["ownerReferences"]] == ["uid-of-group"]
+        made.delete("g-2")
+        await settled(running, lambda: made.reason("g", names.CONDITION_QUORUM) == "WaitForMembers")
+
+        put_group(made, 2)
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"), seconds=16)
+        made.run_all("g", 2)
+        for number in (3, 4):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-3") and not made.is_gated("g-4"))
+        assert counts(made) == (2, 4)
+
+
+async def test_pods_of_a_group_that_is_no_gang_are_told(tmp_path: Path) -> None:
+    """The PodGroup was deleted, or another one has taken its name since the pods were made."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_member("g", 0, **MEMBER)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-0") in running.notes.recorded)
+        assert f"{GANGS}/g" not in made.server.objects
+
+
+async def test_a_written_gang_that_contradicts_its_group_waits(tmp_path: Path) -> None:
+    """Its quorum is lower than minCount: kube-scheduler would leave members waiting that hold GPUs."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 3)
+        made.add_gang("g", 3, minMember=2)
+        for number in range(3):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: "set minMember to 3" in str(made.gang("g").get("status")))
+        assert made.held() == 0
+        put_group(made, 2)
+        await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(3)), seconds=16)
