@@ -172,12 +172,12 @@ def create_run(session: Session, pipeline_id: str, asked: RunRequest, now: datet
             raise KeyTaken(asked.key or "")
         return known, False
     graph = PipelineGraph(Pipeline.model_validate(owner.document))
-    active = _active_runs(session, pipeline_id)
-    if active and graph.pipeline.overlap is OverlapPolicy.FORBID:
+    overlap = graph.pipeline.overlap
+    active = () if overlap is OverlapPolicy.ALLOW else _active_runs(session, pipeline_id)
+    if active and overlap is OverlapPolicy.FORBID:
         raise RunActive(owner.name, active[0].number)
-    if graph.pipeline.overlap is OverlapPolicy.REPLACE:
-        for one in active:
-            cancel_run(session, one.id, now=now, actor=asked.created_by)
+    for one in active:
+        cancel_run(session, one.id, now=now, actor=asked.created_by)
     return _recorded(session, owner, new_run(graph, str(uuid4()), asked.inputs), asked, now=now), True
 
 
@@ -188,8 +188,9 @@ def rerun_run(session: Session, run_id: str, *, now: datetime, actor: str) -> Ru
     if earlier.state not in (RunState.FAILED, RunState.CANCELLED):
         raise RunNotEnded(owner.name, earlier.number, earlier.state)
     snapshot = rerun(snapshot_of(session, earlier), str(uuid4()))
-    active = _active_runs(session, owner.id)
-    if active and snapshot.graph.pipeline.overlap is not OverlapPolicy.ALLOW:
+    may_overlap = snapshot.graph.pipeline.overlap is OverlapPolicy.ALLOW
+    active = () if may_overlap else _active_runs(session, owner.id)
+    if active:
         raise RunActive(owner.name, active[0].number)
     asked = RunRequest(earlier.inputs, actor, f"run {earlier.number} again")
     return _recorded(session, owner, snapshot, asked, now=now, rerun_of=earlier)

@@ -46,6 +46,7 @@ class RunsPage:
 
     async def begin(self, name: str, *, by: str = "ann", steps: Sequence[Any] = STEPS, **fields: Any) -> None:
         """Apply a pipeline and begin a run of it, which is the shown one from now on."""
+        await self.service.clock.advance(1)
         made = await self.service.call("POST", PIPELINES, by=by, json={"name": name, "steps": list(steps)} | fields)
         assert made.status_code == 201, made.text
         self.pipeline = made.json()["id"]
