@@ -204,7 +204,7 @@ class MlAttributes(AttributePart):
     ] = None
     model_version: Annotated[
         Annotated[str, Field(strict=True, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9._:+-]*$")] | None,
-        Field(description="with model_id: only workers that have or can fetch that version"),
+        Field(description="with model_id: the version told to the container; `atoll job explain` shows who has it"),
     ] = None
     model_provider: Annotated[ModelProvider | None, Field(description="passed on to the container")] = None
     model_checksum: Annotated[
@@ -217,7 +217,12 @@ class MlAttributes(AttributePart):
     max_tokens: Annotated[Count | None, Field(description="passed on to the container")] = None
     max_batch_size: Annotated[Count | None, Field(description="passed on to the container")] = None
     timeout_seconds: Annotated[Count | None, Field(description="replaces the job's own timeout")] = None
-    runtime: Annotated[Runtime | None, Field(description="a worker that lists its runtimes must list this one")] = None
+    runtime: Annotated[
+        Runtime | None,
+        Field(
+            description="told to the container; `atoll job explain` shows which workers list it, and it binds no pod"
+        ),
+    ] = None
     precision: Annotated[Precision | None, Field(description="number format of the computation")] = None
     distributed_strategy: Annotated[
         DistributedStrategy | None, Field(description="distribution of the work over the GPUs")
