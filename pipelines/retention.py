@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 PAUSE_SECONDS: Final = 600.0
 BUSY_SECONDS: Final = 1.0
-"""Pause while there is more to remove: each transaction is short, so that nobody waits for it."""
+"""Pause while there is more to remove, or after a fault: each transaction is short, so that nobody waits for it."""
 RUNS_TOGETHER_MAX: Final = 100
 TRIES_TOGETHER_MAX: Final = 200
 
@@ -37,7 +37,7 @@ class RunRetention:
                 has_more = bool(self._days) and await self._remove(self._clock.now() - timedelta(days=self._days))
             except SQLAlchemyError as error:
                 log.warning("Could not remove old runs", err=str(error).partition("\n")[0])
-                has_more = False
+                has_more = True
             await self._clock.sleep(BUSY_SECONDS if has_more else PAUSE_SECONDS)
 
     async def _remove(self, before: datetime) -> bool:

@@ -52,6 +52,7 @@ async def test_old_runs_are_removed_a_few_at_a_time(
     monkeypatch.setattr(retention, "RUNS_TOGETHER_MAX", 2)
     monkeypatch.setattr(retention, "TRIES_TOGETHER_MAX", 2)
     monkeypatch.setattr(retention, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(retention, "PAUSE_SECONDS", 0.1)
     world = EngineWorld(database, database_url)
     async with world.leading():
         old = [await world.begin(step("a"), step("train", "a", kind="job"), name=f"p{number}") for number in range(5)]
