@@ -26,9 +26,9 @@ class NodeDriver(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class NodeDriversSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The drivers of a node."""
+    """The drivers of a node; None, which the API server writes, for none."""
 
-    drivers: tuple[NodeDriver, ...] = ()
+    drivers: tuple[NodeDriver, ...] | None = None
 
 
 class CsiNode(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -39,7 +39,7 @@ class CsiNode(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     def limits(self) -> dict[str, int]:
         """Return how many volumes the node takes, of the drivers that say so."""
-        return {one.name: one.allocatable.count for one in self.spec.drivers if one.allocatable.count is not None}
+        return {one.name: one.allocatable.count for one in self.spec.drivers or () if one.allocatable.count is not None}
 
 
 class CsiDriverSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity
+from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity, decode_csi_node
 from atoll.cluster.host_fit import excluded_nodes
 from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 from atoll.cluster.volume_fit import Volumes
@@ -38,6 +38,11 @@ def taking(count: int | None) -> CsiNode:
     """Return a node that takes so many volumes; any number for None."""
     driver = {"name": DRIVER, **({} if count is None else {"allocatable": {"count": count}})}
     return msgspec.convert({"metadata": {"name": "n"}, "spec": {"drivers": [driver]}}, CsiNode)
+
+
+def test_a_node_without_drivers_has_no_limits() -> None:
+    """The API server writes null for no drivers; a watch that cannot read it keeps an old state."""
+    assert decode_csi_node(b'{"metadata": {"name": "n"}, "spec": {"drivers": null}}').limits() == {}
 
 
 def known(limits: dict[str, int | None], **more: Any) -> Volumes:
