@@ -7,6 +7,8 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.volume_fit import STATIC, Volumes, claim_names
 
 UNLIMITED = 1_000_000
+Volume = tuple[str, str]
+"""Driver and handle."""
 
 
 def members_by_volumes(
@@ -14,22 +16,30 @@ def members_by_volumes(
 ) -> dict[str, int] | None:
     """Return how many pods like this one each node takes; None if no driver of their volumes has a limit. `shared`:
     claims that all of them use together, which count once on a node."""
-    own, common = Counter[str](), Counter[str]()
+    own, common = set[Volume](), set[Volume]()
     for name in claim_names(pod):
-        driver, _ = _volume(pod.metadata.namespace, name, volumes)
-        (common if name in shared else own)[driver] += 1
+        (common if name in shared else own).add(_volume(pod.metadata.namespace, name, volumes))
     limits = {name: one.limits() for name, one in volumes.csi_nodes.items()}
-    named = {driver for limit in limits.values() for driver in limit} & (own.keys() | common.keys())
+    named = {driver for limit in limits.values() for driver in limit} & {driver for driver, _ in own | common}
     if not named:
         return None
     found = {}
     for node in nodes:
         limit = {driver: count for driver, count in limits.get(node, {}).items() if driver in named}
-        used = _used(pods_on.get(node, ()), volumes) if limit else Counter[str]()
-        left = {driver: max(0, count - used[driver] - common[driver]) for driver, count in limit.items()}
-        found[node] = min((room // own[driver] if own[driver] else UNLIMITED for driver, room in left.items()),
-                          default=UNLIMITED)  # fmt: skip
+        used = _used(pods_on.get(node, ()), volumes) if limit else set[Volume]()
+        rooms = (_room(driver, count, own, common, used) for driver, count in limit.items())
+        found[node] = min(rooms, default=UNLIMITED)
     return found
+
+
+def _room(driver: str, limit: int, own: set[Volume], common: set[Volume], used: set[Volume]) -> int:
+    """Return how many members the limit of a driver leaves room for, beside the volumes in `used`. What the node has
+    already takes no more room."""
+    each = _count(own)[driver]
+    room = limit - _count((used | common) - own)[driver]
+    if each:
+        return max(0, room) // each
+    return UNLIMITED if room >= 0 or not _count(common - used)[driver] else 0
 
 
 def crowded_node(placed: Iterable[tuple[Pod, str]], pods_on: Mapping[str, Sequence[Pod]], volumes: Volumes) -> str:
@@ -40,8 +50,8 @@ def crowded_node(placed: Iterable[tuple[Pod, str]], pods_on: Mapping[str, Sequen
         if node in volumes.csi_nodes and pod.spec.volumes:
             coming.setdefault(node, []).append(pod)
     for node, found in coming.items():
-        used = _used((*pods_on.get(node, ()), *found), volumes)
-        wanted = _used(found, volumes)
+        used = _count(_used((*pods_on.get(node, ()), *found), volumes))
+        wanted = _count(_used(found, volumes))
         for driver, count in volumes.csi_nodes[node].limits().items():
             if wanted[driver] and used[driver] > count:
                 return (
@@ -51,13 +61,16 @@ def crowded_node(placed: Iterable[tuple[Pod, str]], pods_on: Mapping[str, Sequen
     return ""
 
 
-def _used(pods: Iterable[Pod], volumes: Volumes) -> Counter[str]:
-    """Count the volumes that pods use, each once, by driver."""
-    used = {_volume(pod.metadata.namespace, name, volumes) for pod in pods for name in claim_names(pod)}
+def _used(pods: Iterable[Pod], volumes: Volumes) -> set[Volume]:
+    """Return the volumes that pods use, each once."""
+    return {_volume(pod.metadata.namespace, name, volumes) for pod in pods for name in claim_names(pod)}
+
+
+def _count(used: Iterable[Volume]) -> Counter[str]:
     return Counter(driver for driver, _ in used)
 
 
-def _volume(namespace: str, name: str, volumes: Volumes) -> tuple[str, str]:
+def _volume(namespace: str, name: str, volumes: Volumes) -> Volume:
     """Return driver and handle of a claim's volume; of one that is not made yet, the claim stands for it."""
     claim = volumes.claims.get((namespace, name))
     if claim is None:

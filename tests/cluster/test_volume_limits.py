@@ -46,8 +46,8 @@ def test_a_node_without_drivers_has_no_limits() -> None:
 
 
 def known(limits: dict[str, int | None], **more: Any) -> Volumes:
-    """Return claims a, b and c of which a is not bound, b and c are, to one volume; `other` is of another driver."""
-    claims = dict([own("a"), own("b", "v"), own("c", "v"), own("other", "w")])
+    """Return claims a and d, not bound, b and c, bound to one volume, and `other`, of another driver."""
+    claims = dict([own("a"), own("d"), own("b", "v"), own("c", "v"), own("other", "w")])
     volumes = {"v": attached("v"), "w": attached("w", "else.example.com")}
     classes = {"c": msgspec.convert(CLASS, StorageClass)}
     return Volumes(claims, volumes, classes, {name: taking(count) for name, count in limits.items()}, **more)
@@ -57,8 +57,13 @@ def known(limits: dict[str, int | None], **more: Any) -> Volumes:
     ("asking", "shared", "want"),
     [
         pytest.param(using("a"), set(), {"n1": 3, "n2": 1, "n3": UNLIMITED, "n4": UNLIMITED}, id="one volume each"),
-        pytest.param(using("a", "b"), set(), {"n1": 1, "n2": 0, "n3": UNLIMITED, "n4": UNLIMITED}, id="two each"),
-        pytest.param(using("a", "b"), {"b"}, {"n1": 2, "n2": 0, "n3": UNLIMITED, "n4": UNLIMITED}, id="one of all"),
+        pytest.param(using("a", "b"), set(), {"n1": 1, "n2": 1, "n3": UNLIMITED, "n4": UNLIMITED}, id="two each"),
+        pytest.param(using("a", "b"), {"b"}, {"n1": 2, "n2": 1, "n3": UNLIMITED, "n4": UNLIMITED}, id="one of all"),
+        pytest.param(using("b"), set(), {"n1": 3, "n2": 2, "n3": UNLIMITED, "n4": UNLIMITED}, id="in use there"),
+        pytest.param(using("b"), {"b"}, dict.fromkeys(("n1", "n2", "n3", "n4"), UNLIMITED), id="only one of all"),
+        pytest.param(
+            using("a", "d"), {"a", "d"}, {**dict.fromkeys(("n1", "n3", "n4"), UNLIMITED), "n2": 0}, id="two of all"
+        ),
         pytest.param(using("other"), set(), None, id="of a driver without limits"),
         pytest.param(using(), set(), None, id="none"),
     ],
