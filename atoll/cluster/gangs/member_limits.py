@@ -6,8 +6,8 @@ from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.spread import spread_counts
-from atoll.cluster.static_volumes import static_choices
-from atoll.cluster.volume_fit import Volumes, reach
+from atoll.cluster.static_volumes import members_by_static_volumes
+from atoll.cluster.volume_fit import Volumes
 from atoll.cluster.volume_limits import members_by_volumes
 from topology.gangs.model import HOST, Limit
 
@@ -28,15 +28,7 @@ def own_limits(
     alone = tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in levels)
     spread = spread_counts(pod, tuple(nodes.values()), pods_on)
     hosts = [Limit(HOST, one.constraint.max_skew, one.present) for one in spread if one.is_by_host and one.means(pod)]
-    choices = static_choices(pod, volumes)
-    if choices is not None:
-        reached = [reach(volume) for volume in choices]
-        lacking = {
-            name: len(reached) - sum(terms is None or host_fit.matches_terms(terms, node) for terms in reached)
-            for name, node in nodes.items()
-        }
-        hosts.append(Limit(HOST, len(reached), lacking))
-    return (*alone, *hosts)
+    return (*alone, *hosts, *_host_limit(members_by_static_volumes(pod, nodes, volumes)))
 
 
 def volume_limits(
@@ -48,7 +40,11 @@ def volume_limits(
 ) -> Iterator[Limit]:
     """Yield how many members one host takes by the number of volumes that a driver allows there. `shared`: claims that
     several members use."""
-    room = members_by_volumes(pod, nodes, pods_on, volumes, shared)
+    yield from _host_limit(members_by_volumes(pod, nodes, pods_on, volumes, shared))
+
+
+def _host_limit(room: Mapping[str, int] | None) -> Iterator[Limit]:
+    """Yield the limit of hosts that take so many members each; none for None."""
     if room is not None:
         most = max(room.values(), default=0)
         yield Limit(HOST, most, {name: most - left for name, left in room.items()})
