@@ -18,11 +18,11 @@ NODES = {name: node(name, labels={HOSTNAME: name}) for name in NAMES}
 
 
 def reaching(name: str, nodes: list[str], size: int = 20) -> PersistentVolume:
-    """Return a free volume of a size in gibibytes that these nodes reach."""
+    """Return a free volume of a size in gibibytes that these nodes reach, or every node for none."""
     found = disk(size=f"{size}Gi")
     row = {"key": HOSTNAME, "operator": "In", "values": nodes}
     reach = {"required": {"nodeSelectorTerms": [{"matchExpressions": [row]}]}}
-    spec = {**msgspec.to_builtins(found.spec), "nodeAffinity": reach}
+    spec = {**msgspec.to_builtins(found.spec), "nodeAffinity": reach if nodes else None}
     body = {"metadata": {"name": name}, "spec": spec, "status": {"phase": "Available"}}
     return msgspec.convert(body, PersistentVolume)
 
@@ -38,11 +38,11 @@ def user(*claims: str) -> Pod:
     return pod(volumes=[{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in claims])
 
 
-def cluster(claims: dict[str, int], disks: list[tuple[list[str], int]]) -> Volumes:
+def cluster(claims: dict[str, int], disks: list[tuple[list[str], int]], *, namespace: str = "ml") -> Volumes:
     """Return claims with their sizes, and free disks, each with the nodes that reach it and its size."""
     known = {f"d{number}": reaching(f"d{number}", nodes, size) for number, (nodes, size) in enumerate(disks)}
     kind = msgspec.convert({"metadata": {"name": "c"}, **STATIC}, StorageClass)
-    return Volumes({("ml", name): own_claim(name, size) for name, size in claims.items()}, known, {"c": kind})
+    return Volumes({(namespace, name): own_claim(name, size) for name, size in claims.items()}, known, {"c": kind})
 
 
 def all_find_one(wanted: list[frozenset[str]], sizes: dict[str, int]) -> bool:

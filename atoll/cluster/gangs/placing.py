@@ -55,8 +55,8 @@ class NoPlacement:
         return self.verdict is Verdict.BUSY or self.waits_for_nodes
 
 
-Search = Callable[[PlacementSnapshot], Iterable[str] | None]
-"""Returns the hosts of a placement on a snapshot, None for no placement."""
+Search = Callable[[PlacementSnapshot], Iterable[str] | NoPlacement]
+"""Returns the hosts of a placement on a snapshot, or why there is none."""
 
 
 def find_places(
@@ -71,10 +71,10 @@ def find_places(
     if isinstance(answer, FoundPlacement) or answer.verdict is not Verdict.BUSY:
         return answer
 
-    def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | None:
+    def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | NoPlacement:
         found = search(view, chosen, requests, node_domains, snapshot)
         if isinstance(found, NoPlacement):
-            return None
+            return found
         return dict.fromkeys(one.host for part in found.placement.assignments for one in part.members)
 
     unknown = unknown_nodes(chosen, requests, node_domains, cluster)
@@ -83,17 +83,19 @@ def find_places(
 
 def judged(message: str, hosts_on: Search, cluster: PlacementSnapshot, unknown: Sequence[str]) -> NoPlacement:
     """Return the verdict on what finds no place now: what becomes of it without other pods, then with every node in
-    order, then once `unknown` nodes have said what they have."""
-    fits_emptied = hosts_on(cluster.emptied()) is not None
+    order, then once `unknown` nodes have said what they have. If none of them helps, and
+    something else than room is missing, such as volumes, that is told."""
+    emptied = hosts_on(cluster.emptied())
+    fits_emptied = not isinstance(emptied, NoPlacement)
     if cluster.pool is not None:
         held = sum(mask.bit_count() for mask in cluster.pool.positions.values())
         why = "waits for" if fits_emptied else "does not fit, even if no pod used"
         message = f"{why} the {held} GPUs of its GpuReservation: {message}"
-        return NoPlacement(Verdict.BUSY, message, "WaitForRoom")
+        return _lacking(emptied) or NoPlacement(Verdict.BUSY, message, "WaitForRoom")
     if fits_emptied:
         return NoPlacement(Verdict.BUSY, message, "WaitForRoom")
     hosts = hosts_on(cluster.opened())
-    if hosts is not None:
+    if not isinstance(hosts, NoPlacement):
         facts = [fact for host in hosts if (fact := cluster.withheld(host))]
         message = f"fits when {listed(facts, 'and')}; now {message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes", waits_for_nodes=True)
@@ -101,7 +103,12 @@ def judged(message: str, hosts_on: Search, cluster: PlacementSnapshot, unknown: 
         count = f"{len(unknown)} node{'s' if len(unknown) > 1 else ''}"
         message = f"waits for the report of {count}: {listed(unknown, 'and')}; now {message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes", waits_for_nodes=True)
-    return NoPlacement(Verdict.NEVER, message, "NeverFits")
+    return _lacking(emptied) or _lacking(hosts) or NoPlacement(Verdict.NEVER, message, "NeverFits")
+
+
+def _lacking(answer: Iterable[str] | NoPlacement) -> NoPlacement | None:
+    """Return the answer if it lacks something else than room, such as volumes."""
+    return answer if isinstance(answer, NoPlacement) and answer.verdict is Verdict.UNKNOWN else None
 
 
 def search(

@@ -67,9 +67,13 @@ def place_missing(
         return Replacements(found, NoPlacement(Verdict.BUSY, f"{left} members are placed after these", "WaitForRoom"))
     message = f"{left} of {len(missing)} members that it lacks find no place beside its others: {refused}"
 
-    def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | None:
-        placed, _ = _place(view, missing, requests, node_domains, _beside_its_others(view, snapshot))
-        return [one.allocation.node for one in placed] if len(placed) == min(len(missing), MISSING_MAX) else None
+    def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | NoPlacement:
+        placed, why = _place(view, missing, requests, node_domains, _beside_its_others(view, snapshot))
+        if isinstance(why, Obstacle):
+            return NoPlacement(Verdict.UNKNOWN, why.message, "WaitForQuorum")
+        if len(placed) < min(len(missing), MISSING_MAX):
+            return NoPlacement(Verdict.BUSY, why, "WaitForRoom")
+        return [one.allocation.node for one in placed]
 
     unknown = unknown_nodes(missing, requests, node_domains, cluster)
     return Replacements(found, judged(message, hosts_on, cluster, unknown))

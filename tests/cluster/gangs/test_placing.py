@@ -13,20 +13,22 @@ from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import OwnerReference, Pod
-from atoll.cluster.requests import Request, request_of
+from atoll.cluster.requests import Request, Verdict, request_of
+from atoll.cluster.volume_fit import Volumes
 from tests.builders import make_allocation, make_pod
 from tests.cluster.gangs.builders import GATES, make_gang
 from tests.cluster.gangs.test_replacements import Ground
+from tests.cluster.test_static_volumes import cluster
 
 JOB = OwnerReference("Job", "j", "job", controller=True)
 SETS = [{"name": "a", "count": 4}, {"name": "b", "count": 4}]
 
 
 def find(
-    counts: dict[str, int], *, machines: int, busy: int = 0, done: int = 0, **spec: Any
+    counts: dict[str, int], *, machines: int, busy: int = 0, done: int = 0, volumes: Volumes | None = None, **spec: Any
 ) -> FoundPlacement | NoPlacement:
     """Place members of eight GPUs each, so many per pod set, on so many machines, of which some are full. `done`: how
-    many of the set `workers` have succeeded."""
+    many of the set `workers` have succeeded; `volumes`: with them, each member uses a claim of its own name."""
     gang = make_gang(8, status={"succeeded": [{"podSet": "workers", "owner": "job", "count": done}]}, **spec)
     ground = Ground({})
     names = sorted(ground.nodes)[:machines]
@@ -35,7 +37,13 @@ def find(
     for pod in full:
         ground.ledger.put_pod(pod)
     pods = [
-        make_pod(f"{pod_set}{n}", gpus=8, schedulingGates=GATES, annotations={"gpu.scheduling/pod-set": pod_set})
+        make_pod(
+            f"{pod_set}{n}",
+            gpus=8,
+            schedulingGates=GATES,
+            annotations={"gpu.scheduling/pod-set": pod_set},
+            volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": f"{pod_set}{n}"}}] if volumes else [],
+        )
         for pod_set, count in counts.items()
         for n in range(count)
     ]
@@ -52,7 +60,7 @@ def find(
     on: dict[str, list[Pod]] = {pod.spec.node_name: [pod] for pod in full}
     free = {name: host_fit.free(node, on.get(name, ())) for name, node in nodes.items()}
     cells = {name: cell for name, cell in ground.ledger.cells(now_seconds=0.0).items() if name in nodes}
-    land = PlacementSnapshot(nodes, dict(ground.ledger.nodes), cells, on, free)
+    land = PlacementSnapshot(nodes, dict(ground.ledger.nodes), cells, on, free, volumes=volumes or Volumes())
     site = node_domains_of(None, nodes.values(), {}, strict=False)
     assert isinstance(site, NodeDomains)
     return find_places(GangView(gang, members, ReadinessPolicy()), members, requests, site, land)
@@ -91,3 +99,14 @@ def test_a_gang_below_its_quorum_gets_nothing(counts: Any, machines: int, busy: 
 
     assert isinstance(answer, NoPlacement)
     assert answer.reason == reason
+
+
+@pytest.mark.parametrize("busy", [0, 1], ids=["room now", "others hold it"])
+def test_a_gang_that_lacks_static_volumes_hears_of_them(busy: int) -> None:
+    """One volume, which every node reaches, for two claims: that is told even if a machine has to become free first."""
+    known = cluster({"workers0": 10, "workers1": 10}, [([], 20)], namespace="team")
+    answer = find({"workers": 2}, machines=2, busy=busy, volumes=known, minMember=2)
+
+    assert isinstance(answer, NoPlacement)
+    assert (answer.verdict, answer.contends) == (Verdict.UNKNOWN, False)
+    assert "create more volumes" in answer.message
