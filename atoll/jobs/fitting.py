@@ -105,7 +105,7 @@ def _uid(name: str) -> str:
 
 def pods_at_once(rendered: Rendered) -> int:
     """Return how many pods run at once; 1 for a chart, whose pods are not known."""
-    spec = next((one["spec"] for one in rendered.objects if "template" in one["spec"]), {})
+    spec: Mapping[str, Any] = next((one["spec"] for one in rendered.objects if "template" in one["spec"]), {})
     return int(spec.get("parallelism", spec.get("replicas", 1)))
 
 
