@@ -1,7 +1,8 @@
 """What every route of the API needs: its dependencies, the caller, and the check of the cluster in the path."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Final, Protocol
 
@@ -62,6 +63,8 @@ class ApiParts:
     service_id: str
     now: Callable[[], datetime]
     wake: Callable[[str], None]
+    terminals: Counter[str] = field(default_factory=Counter)
+    """Open ones, by caller."""
 
 
 def parts_of(request: HTTPConnection) -> ApiParts:

@@ -13,7 +13,7 @@ from atoll.api import job_names, names
 from atoll.cluster.quantities import parse_amount
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
-from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of, workers_of
+from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of, pods_at_once, workers_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import Rendered
@@ -151,12 +151,10 @@ async def _read_if_installed(client: ApiClient) -> ClusterSnapshot:
 def wish_of(job: Job, rendered: Rendered, tenant: str) -> ClusterWish:
     """Return what a job wants of a cluster."""
     needs = rendered.needs
-    workload = next((one for one in rendered.objects if "template" in one["spec"]), None)
-    pods = workload["spec"].get("parallelism", workload["spec"].get("replicas", 1)) if workload is not None else 1
     return ClusterWish(
         tenant=tenant,
         gpu_type=needs.attributes.gpu_type if needs.gpus is not None else None,
-        gpus=needs.gpus.claim.count * pods if needs.gpus is not None else 0,
+        gpus=needs.gpus.claim.count * pods_at_once(rendered) if needs.gpus is not None else 0,
         goal=job.intent.optimization_goal,
         is_latency_sensitive=job.labels.get(LATENCY_SENSITIVE) == "true",
         is_eu_only=job.labels.get(COMPLIANCE) == EU_ONLY,

@@ -3,7 +3,9 @@
 A browser cannot open a terminal: it sends no token with a WebSocket, but would open one for any site.
 """
 
-from contextlib import suppress
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, WebSocket, WebSocketDisconnect
@@ -18,6 +20,10 @@ from jobs.pod_logs import NoPods
 from jobs.problems import ApiRefusal, documented, problem
 
 EXEC: Final = "/api/clusters/{cluster}/jobs/{job_id}/exec"
+TERMINALS_EACH_MAX: Final = 4
+"""Terminals that one caller has open at a time, so that one alone does not take all."""
+CLOSE_SECONDS: Final = 5.0
+"""How long the user of a terminal may take to read the rest; then the connection is cut."""
 
 Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 PodName = Annotated[
@@ -111,14 +117,32 @@ async def open_terminal(
         raise ApiRefusal(problem(403, "other-site", "Cross-site request", "browsers cannot open a terminal"))
     extra = {"command": command, "pod": pod, "terminal": True}
     record = await asked.allowed(JobPermission.EXEC, extra)
+    with _counted(asked):
+        try:
+            await asked.parts.commands.open_terminal(record, command, pod=pod, terminal=SocketTerminal(socket))
+        except (NoPods, ExecRefused, KubeError) as error:
+            if socket.application_state is WebSocketState.CONNECTING:
+                raise _refusal(error) from error
+        if socket.application_state is WebSocketState.CONNECTED:
+            with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await socket.close()
+
+
+@contextmanager
+def _counted(asked: OneJob) -> Iterator[None]:
+    """Count an open terminal of the caller. Raises ApiRefusal if they have too many."""
+    name, terminals = asked.caller.name, asked.parts.terminals
+    if terminals[name] >= TERMINALS_EACH_MAX:
+        detail = f"{name} has {terminals[name]} terminals open: close one"
+        raise ApiRefusal(problem(429, "too-many", "Too many terminals", detail), headers={"Retry-After": "60"})
+    terminals[name] += 1
     try:
-        await asked.parts.commands.open_terminal(record, command, pod=pod, terminal=SocketTerminal(socket))
-    except (NoPods, ExecRefused, KubeError) as error:
-        if socket.application_state is WebSocketState.CONNECTING:
-            raise _refusal(error) from error
-    if socket.application_state is WebSocketState.CONNECTED:
-        with suppress(WebSocketDisconnect, RuntimeError):
-            await socket.close()
+        yield
+    finally:
+        terminals[name] -= 1
+        if not terminals[name]:
+            del terminals[name]
 
 
 def _refusal(error: NoPods | ExecRefused | KubeError) -> ApiRefusal:

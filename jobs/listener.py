@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from uvicorn.server import ServerState
+from wsproto.events import Ping
 
 from atoll.service.connections import IDLE_SECONDS, READ_SECONDS, Admission, Connection
 from atoll.service.http import ALL_ADDRESSES, BACKLOG, STOP_SECONDS
@@ -50,7 +51,10 @@ class PeerConnection(Connection):
 
 
 class GuardedWebSocket(WSProtocol):
-    """Takes a connection over from its guard, and tells it of the end."""
+    """Takes a connection over from its guard, and tells it of the end. A client that does not read
+    neither keeps the connection nor makes what waits for it grow."""
+
+    _ping: Ping | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Take the connection over."""
@@ -61,6 +65,31 @@ class GuardedWebSocket(WSProtocol):
         """End both."""
         super().connection_lost(exc)
         self._guard.connection_lost(exc)
+
+    def handle_ping(self, event: Ping) -> None:
+        """Answer a ping; while the client does not read, keep the latest: RFC 6455 (5.5.3) asks for no other answer."""
+        if self.writable.is_set():
+            super().handle_ping(event)
+        else:
+            self._ping = event
+
+    def resume_writing(self) -> None:
+        """Answer the ping that was kept."""
+        super().resume_writing()
+        event, self._ping = self._ping, None
+        if event is not None and not self.close_sent and not self.transport.is_closing():
+            super().handle_ping(event)
+
+    def keepalive_timeout(self) -> None:
+        """End the connection at once: a client that answers no ping reads no farewell."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
+    async def run_asgi(self) -> None:
+        """Serve it, and give the client a bounded time to read the rest: closing alone would wait for it for ever."""
+        await super().run_asgi()
+        if not self.disconnected:
+            self.loop.call_later(self.close_timeout, self.transport.abort)
 
 
 @asynccontextmanager

@@ -1,9 +1,12 @@
 """The route that offers a waiting job a weaker topology in which it fits now."""
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
 
 from atoll.jobs.permissions import JobPermission
@@ -29,12 +32,29 @@ class TopologyOfferView(BaseModel):
     saved_seconds: Annotated[float | None, Field(description="wait that it saves; null if nobody knows its end")]
 
 
+class OfferThread:
+    """Computes one offer at a time, which takes seconds, beside the threads on which the service reads its database."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="offers")
+        self._current: Future[TopologyOffer] | None = None
+
+    async def run(self, compute: Callable[[], TopologyOffer]) -> TopologyOffer:
+        """Return the offer. Raises ApiRefusal while another one is computed, also for a caller who went away."""
+        if self._current is not None and not self._current.done():
+            told = problem(429, "too-many", "Too many offers at a time", "another offer is computed: try again later")
+            raise ApiRefusal(told, headers={"Retry-After": "5"})
+        self._current = self._threads.submit(compute)
+        return await asyncio.wrap_future(self._current)
+
+
 def add_offer_routes(app: FastAPI) -> None:
     """Add the route to the application."""
+    app.state.offers = OfferThread()
     app.get(OFFER, responses=documented(401, 404, 422, 429, 503))(show_offer)
 
 
-async def show_offer(asked: OneJob) -> TopologyOfferView:
+async def show_offer(asked: OneJob, request: Request) -> TopologyOfferView:
     """Show whether a waiting job would fit now with a weaker topology."""
     record = await asked.allowed(JobPermission.VIEW)
     parts, job, state = asked.parts, job_of(record), JobState(record.state)
@@ -48,7 +68,8 @@ async def show_offer(asked: OneJob) -> TopologyOfferView:
         told = problem(503, "unavailable", "The cluster does not answer", trouble)
         raise ApiRefusal(told, headers={"Retry-After": "2"})
     now = parts.now()
-    offer = await asyncio.to_thread(
+    offers: OfferThread = request.app.state.offers
+    compute = partial(
         offer_of,
         found,
         job,
@@ -57,7 +78,7 @@ async def show_offer(asked: OneJob) -> TopologyOfferView:
         ends=expected_ends(found, running, now),
         now_seconds=now.timestamp(),
     )
-    return _view(offer)
+    return _view(await offers.run(compute))
 
 
 def _view(offer: TopologyOffer) -> TopologyOfferView:

@@ -66,10 +66,16 @@ class Simulation:
 
 
 def simulate(
-    snapshot: ClusterSnapshot, asking: Sequence[Pod], gangs: Sequence[GpuGang] = (), *, preempts: bool = True
+    snapshot: ClusterSnapshot,
+    asking: Sequence[Pod],
+    gangs: Sequence[GpuGang] = (),
+    *,
+    preempts: bool = True,
+    until_missing: bool = False,
 ) -> Simulation:
     """Place pods and gangs one after another; a gang's turn is that of its last member. Their claims are in the
-    snapshot; `gangs` replaces the specs of existing gangs. Without `preempts` no pod is evicted."""
+    snapshot; `gangs` replaces the specs of existing gangs. Without `preempts` no pod is evicted. `until_missing`: stop
+    at the first pod without a place."""
     snapshot = _with_gangs(snapshot, gangs)
     scene = index_snapshot(snapshot)
     before = free_capacity_of(scene)
@@ -81,6 +87,8 @@ def simulate(
         else:
             more, scene = place_gang(scene, unit, preempts=preempts)
             outcomes += more
+        if until_missing and outcomes[-1].allocation is None:
+            break
     return Simulation(tuple(outcomes), before, free_capacity_of(scene))
 
 

@@ -60,6 +60,8 @@ def fit_of(found: ClusterSnapshot, rendered: Rendered, *, namespace: str, ends: 
     """Return whether a job fits a cluster. `ends`: of running jobs, for when it would."""
     if rendered.needs.gpus is None and not rendered.needs.is_gang:
         return JobFit(fits=True, reason="asks for no GPU", wait_seconds=0.0)
+    if rendered.helm is not None:
+        return JobFit(fits=True, reason="the pods of its chart are not known", wait_seconds=0.0)
     outcomes = _placed(found, rendered, namespace).outcomes
     missing = [one for one in outcomes if one.allocation is None]
     if not missing:
@@ -75,8 +77,8 @@ def _wait(found: ClusterSnapshot, rendered: Rendered, namespace: str, ends: Sequ
         gone = {uid for end in ordered[:count] for uid in end.pods}
         return all(one.allocation is not None for one in _placed(found, rendered, namespace, gone=gone).outcomes)
 
-    number = bisect_left(range(len(ordered) + 1), 1, key=fits_after)
-    return ordered[number - 1].seconds if 0 < number <= len(ordered) else None
+    number = bisect_left(range(len(ordered) + 1), 1, lo=1, key=fits_after)  # now it does not fit
+    return ordered[number - 1].seconds if number <= len(ordered) else None
 
 
 def _placed(found: ClusterSnapshot, rendered: Rendered, namespace: str, *, gone: Collection[str] = ()) -> Simulation:
@@ -84,7 +86,11 @@ def _placed(found: ClusterSnapshot, rendered: Rendered, namespace: str, *, gone:
     gangs = [GpuGang.model_validate(_stored(one, namespace)) for one in rendered.objects if one["kind"] == "GpuGang"]
     left = without_pods(found, gone) if gone else found
     return simulate(
-        with_objects(left, claims=claims), _pods(rendered, namespace, found.taken_at), gangs, preempts=False
+        with_objects(left, claims=claims),
+        _pods(rendered, namespace, found.taken_at),
+        gangs,
+        preempts=False,
+        until_missing=True,
     )
 
 
@@ -97,13 +103,19 @@ def _uid(name: str) -> str:
     return f"uid-of-simulated-{name}"
 
 
+def pods_at_once(rendered: Rendered) -> int:
+    """Return how many pods run at once; 1 for a chart, whose pods are not known."""
+    spec: Mapping[str, Any] = next((one["spec"] for one in rendered.objects if "template" in one["spec"]), {})
+    return int(spec.get("parallelism", spec.get("replicas", 1)))
+
+
 def _pods(rendered: Rendered, namespace: str, now: str) -> list[Pod]:
     """Return the pods that run at once."""
     workload = next(one for one in rendered.objects if "template" in one["spec"])
     spec, name = workload["spec"], workload["metadata"]["name"]
     template = spec["template"]
     found = []
-    for number in range(spec.get("parallelism", spec.get("replicas", 1))):
+    for number in range(pods_at_once(rendered)):
         own = {"name": f"{name}-{number}", "namespace": namespace, "uid": _uid(f"{name}-{number}")}
         marks = dict(template["metadata"].get("annotations", {}))
         if rendered.needs.gpus is not None:

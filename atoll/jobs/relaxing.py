@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.errors import JobMistake, NodesUnknown
-from atoll.jobs.fitting import ExpectedEnd, fit_of
+from atoll.jobs.fitting import ExpectedEnd, fit_of, pods_at_once
 from atoll.jobs.model import Job
 from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
@@ -24,6 +24,8 @@ SLOWER: Final[Mapping[TopologyConstraint, str]] = {
     TopologyConstraint.NONE: "pods on several machines exchange data over the network",
 }
 """What a job pays for a weaker topology."""
+PODS_MAX: Final = 64
+"""Pods at a time of a job that gets an offer: each is placed on its own, which takes long in a large cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,12 @@ def offer_of(
     asked = job.policy.topology
     if asked not in WEAKER:
         return TopologyOffer(asked, None, f"topology {asked} cannot be relaxed")
-    fit = fit_of(found, render(job, settings, now_seconds=now_seconds), namespace=namespace, ends=ends)
+    rendered = render(job, settings, now_seconds=now_seconds)
+    if (pods := pods_at_once(rendered)) > PODS_MAX:
+        return TopologyOffer(asked, None, f"the job has {pods} pods at a time: offers are for at most {PODS_MAX}")
+    fit = fit_of(found, rendered, namespace=namespace, ends=ends)
     if fit.fits:
-        return TopologyOffer(asked, None, f"the job fits with topology {asked}")
+        return TopologyOffer(asked, None, fit.reason or f"the job fits with topology {asked}")
     for weaker in WEAKER[asked]:
         policy = job.policy.model_copy(update={"topology": weaker})
         try:

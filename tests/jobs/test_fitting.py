@@ -3,6 +3,12 @@
 import json
 from typing import Any
 
+import pytest
+
+from atoll.api.claims import GpuClaim
+from atoll.cluster.objects import Pod
+from atoll.explain import simulation
+from atoll.explain.decision import IndexedSnapshot, PodDecision, decide
 from atoll.jobs.documents import parse_job
 from atoll.jobs.fitting import ExpectedEnd, GpuCapacity, JobFit, capacity_of, fit_of
 from atoll.jobs.model import Job
@@ -26,6 +32,7 @@ def job(gpus: int, **fields: Any) -> Rendered:
 
 
 HALF = situation({"n1": {}, "n2": {}}, [holder("a", "n1", *range(4)), holder("b", "n2", *range(4))]).snapshot
+HALF_OF_ONE = situation({"n1": {}}, [holder("a", "n1", *range(4))]).snapshot
 FULL = situation({"n1": {}}, [holder("a", "n1", *range(4)), holder("b", "n1", *range(4, 8))]).snapshot
 
 
@@ -55,6 +62,30 @@ def test_it_fits_when_enough_others_have_ended() -> None:
     assert fit_of(FULL, job(4), namespace="team", ends=ends).wait_seconds == 60
     assert fit_of(FULL, job(8), namespace="team", ends=ends).wait_seconds == 600
     assert fit_of(FULL, job(8), namespace="team", ends=ends[1:]).wait_seconds is None
+
+
+def test_the_search_ends_at_the_first_pod_without_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand pods on a machine with room for one, two are tried."""
+    tried: list[Pod] = []
+
+    def watched(scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None) -> PodDecision:
+        tried.append(pod)
+        return decide(scene, pod, claim)
+
+    monkeypatch.setattr(simulation, "decide", watched)
+    many = {"name": "many", "job_type": "batch", "ext_ml_gpu_count": 4, "parallelism": 1000, "completions": 1000}
+    rendered = render(Job.model_validate(many | {"container": {"image": "busybox:1"}}))
+
+    assert not fit_of(HALF_OF_ONE, rendered, namespace="team").fits
+    assert len(tried) == 2
+
+
+def test_a_chart_is_not_placed() -> None:
+    """Its pods are not known, so nothing says that it does not fit."""
+    fields = {"name": "app", "job_type": "service", "deployment_type": "helm", "ext_ml_gpu_count": 8}
+    chart = Job.model_validate(fields | {"helm": {"chart": "oci://charts.example.com/app"}})
+
+    assert fit_of(FULL, render(chart), namespace="team") == JobFit(True, "the pods of its chart are not known", 0.0)
 
 
 def test_a_job_without_gpus_always_fits() -> None:

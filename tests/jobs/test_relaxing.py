@@ -69,3 +69,15 @@ def test_pods_of_several_machines_are_offered_last() -> None:
 
     assert (offer.suggested, offer.saved_seconds) == (NONE, None)
     assert "over the network" in offer.slower
+
+
+def test_a_job_of_very_many_pods_gets_no_offer() -> None:
+    """Pods on their own are placed one by one, so the bound is on their number; just within it there is an offer."""
+    found = situation({name: {} for name in ("n1", "n2")}, [holder("a", "n1", *range(7))]).snapshot
+
+    def reason(pods: int) -> str:
+        many = job(NVLINK, 2, job_type="batch", parallelism=pods, completions=pods)
+        return offer_of(found, many, RenderSettings(), namespace="team", ends=(), now_seconds=0).reason
+
+    assert reason(65) == "the job has 65 pods at a time: offers are for at most 64"
+    assert "does not fit with any topology" in reason(64)

@@ -1,5 +1,7 @@
 """Jobs are changed by a merge patch, and stand on a time line with the GPUs of each type."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,12 +9,16 @@ from typing import Any
 import pytest
 
 from atoll.jobs.costs.spans import GpuAccount, GpuFact, TimeUse
+from atoll.jobs.relaxing import TopologyOffer
 from atoll.jobs.states import JobStep
+from atoll.jobs.words import TopologyConstraint
+from jobs import offer_routes
 from jobs.accounts import observe_gpus
 from jobs.changing import merge
 from jobs.database import opened
 from jobs.store import take_step
 from tests.explain.situations import holder, situation
+from tests.fakes.clock import until
 from tests.jobservice.made import NOW, after
 from tests.jobservice.service import JOBS, JobService
 
@@ -150,3 +156,35 @@ async def test_a_waiting_job_is_offered_a_weaker_topology_and_takes_it(service: 
     assert (taken["suggested"], taken["reason"]) == (None, "the job fits with topology same_node")
     assert unknown.status_code == 503
     assert (running["suggested"], running["reason"]) == (None, "the job does not wait: it is running")
+
+
+async def test_offers_are_computed_one_at_a_time_and_leave_the_database_its_threads(
+    service: JobService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is computed, others are sent away, also when its caller has gone, and the rest of the API answers."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow_offer(*_: Any, **__: Any) -> TopologyOffer:
+        begun.set()
+        may_end.wait(20)
+        return TopologyOffer(TopologyConstraint.NVLINK, None, "computed")
+
+    monkeypatch.setattr(offer_routes, "offer_of", slow_offer)
+    made = (await service.submit(ext_ml_gpu_count=2, policy={"topology": "nvlink"})).json()
+    path = f"{JOBS}/{made['id']}"
+    try:
+        first = asyncio.ensure_future(service.call("GET", f"{path}/topology-offer"))
+        await until(begun.is_set)
+        first.cancel()
+        async with asyncio.timeout(10):
+            others = await asyncio.gather(*(service.call("GET", f"{path}/topology-offer") for _ in range(40)))
+            shown = await service.call("GET", path)
+    finally:
+        may_end.set()
+    current = service.app.state.offers._current
+    await until(current.done)
+    last = await service.call("GET", f"{path}/topology-offer")
+
+    assert {one.status_code for one in others} == {429}
+    assert shown.status_code == 200
+    assert last.json()["reason"] == "computed"

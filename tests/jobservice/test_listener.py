@@ -163,6 +163,42 @@ async def test_too_many_requests_at_a_time_are_sent_away(monkeypatch: pytest.Mon
     assert all(one.endswith(b"\r\n\r\n1") for one in ended)
 
 
+async def test_a_client_that_reads_no_answer_to_its_pings_gets_one_to_the_last() -> None:
+    """What waits to be read does not grow with the pings; whoever reads again is told that the service is there."""
+    all_here = asyncio.Event()
+
+    async def terminal(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            all_here.set()
+
+    upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    key = b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    sent = 48_000
+    async with serving(terminal, "127.0.0.1", 0) as port:
+        with socket.socket() as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.connect(("127.0.0.1", port))
+            reader, writer = await asyncio.open_connection(sock=plain, limit=4096)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n" + upgrade + key + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+            writer.transport.pause_reading()  # type: ignore[attr-defined] # a transport of both directions
+            for _ in range(100):
+                writer.write((b"\x89\xfd\0\0\0\0" + b"x" * 125) * (sent // 100))
+                await writer.drain()
+            writer.write(b"\x89\x84\0\0\0\0last" + b"\x82\x80\0\0\0\0")
+            await asyncio.wait_for(all_here.wait(), 30)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            answers = 0
+            while (await reader.readexactly(2)) != b"\x8a\x04":
+                answers += await reader.readexactly(125) == b"x" * 125
+            assert await reader.readexactly(4) == b"last"
+            writer.close()
+
+    assert 0 < answers < sent
+
+
 async def test_stopping_lets_requests_end_and_waits_for_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that ends in time is answered; one that does not is cut."""
     async with busy(1) as (_, may_end, calls):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import socket
 import struct
 import sys
 import termios
@@ -17,14 +18,15 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from atoll.api import job_names
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from jobs import bounds
+from jobs import bounds, exec_routes, pod_exec
 from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database, opened
-from jobs.listener import serving
+from jobs.listener import GuardedWebSocket, serving
 from jobs.pod_exec import OUTPUT_BYTES_MAX, PROTOCOL, ExecRefused, ExecResult, PodExec, exit_code_of
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord
@@ -76,12 +78,23 @@ class ExecKubelet:
         self.commands: list[list[str]] = []
         self.messages = [b"\x01hello\n", b"\x02warning\n", b"\x03" + FAILURE]
         self.typed: list[bytes] = []
+        self.floods = False
+
+    async def _flood(self, socket: web.WebSocketResponse) -> None:
+        while True:
+            await socket.send_bytes(b"\x01" + b"y\n" * 8192)
 
     async def exec(self, request: web.Request) -> web.WebSocketResponse:
         """Send the messages, then close, or say nothing more. At a terminal, repeat what is typed until a q."""
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         self.commands.append(request.query.getall("command"))
+        if self.floods:
+            flood = asyncio.ensure_future(self._flood(socket))
+            async for _ in socket:
+                pass
+            flood.cancel()
+            return socket
         if request.query.get("tty") == "true":
             async for typed in socket:
                 self.typed.append(typed.data)
@@ -253,6 +266,59 @@ async def test_terminals_have_a_number_of_their_own(
     async with terminals.terminal():
         pass
     assert len(terminals.kubelet.commands) == 2
+
+
+async def test_a_user_has_few_terminals(terminals: TerminalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has theirs open is refused another one, others are not, and a closed one makes room."""
+    monkeypatch.setattr(exec_routes, "TERMINALS_EACH_MAX", 1)
+    async with terminals.terminal():
+        assert await terminals.refusal() == 429
+        async with terminals.terminal(by="amy"):
+            pass
+    await until(lambda: not terminals.service.app.state.parts.terminals)
+    async with terminals.terminal():
+        pass
+
+
+@pytest.mark.parametrize("why", ["its time is over", "it answers no ping"])
+async def test_a_terminal_whose_user_stops_reading_is_released(
+    terminals: TerminalService, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """The connection is cut, whatever waits to be read, and the next user has the place."""
+    lost: list[GuardedWebSocket] = []
+    keep_alive, connection_lost = GuardedWebSocket.start_keepalive, GuardedWebSocket.connection_lost
+
+    def impatient(self: GuardedWebSocket) -> None:
+        if why == "it answers no ping":
+            self.ping_interval = self.ping_timeout = 0.5
+        self.close_timeout = 0.05
+        keep_alive(self)
+
+    def watched(self: GuardedWebSocket, error: Exception | None) -> None:
+        lost.append(self)
+        connection_lost(self, error)
+
+    monkeypatch.setattr(GuardedWebSocket, "start_keepalive", impatient)
+    monkeypatch.setattr(GuardedWebSocket, "connection_lost", watched)
+    monkeypatch.setattr(exec_routes, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(pod_exec, "TERMINAL_SECONDS", 1.0 if why == "its time is over" else 60.0)
+    monkeypatch.setattr(bounds, "TERMINALS_MAX", 1)
+    terminals.kubelet.floods = True
+    url = URL(terminals.url)
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    key = "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nAuthorization: Bearer ann\r\n"
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    plain.connect((url.host, url.port))
+    reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
+    writer.write(f"GET {url.path}?command=yes HTTP/1.1\r\nHost: x\r\n{upgrade}{key}\r\n".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+    await until(lambda: bool(lost), timeout_seconds=20)
+    await until(lambda: not terminals.service.app.state.parts.terminals)
+    terminals.kubelet.floods = False
+    async with terminals.terminal(by="amy"):
+        pass
+    writer.close()
 
 
 async def test_the_command_line_connects_its_terminal(terminals: TerminalService, tmp_path: Path) -> None:
