@@ -51,7 +51,11 @@ def offer_of(
     asked = job.policy.topology
     if asked not in WEAKER:
         return TopologyOffer(asked, None, f"topology {asked} cannot be relaxed")
-    fit = fit_of(found, render(job, settings, now_seconds=now_seconds), namespace=namespace, ends=ends)
+    try:
+        rendered = render(job, settings, now_seconds=now_seconds)
+    except (JobMistake, NodesUnknown) as mistake:
+        return TopologyOffer(asked, None, f"the job can no longer be rendered: {mistake}")
+    fit = fit_of(found, rendered, namespace=namespace, ends=ends)
     if fit.fits:
         return TopologyOffer(asked, None, f"the job fits with topology {asked}")
     for weaker in WEAKER[asked]:
