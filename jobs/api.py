@@ -35,7 +35,7 @@ from jobs.api_parts import (
     check_media_type,
     parts_of,
 )
-from jobs.asking import OneJob, PageNumber, PageSize
+from jobs.asking import OneJob, PageNumber, PageSize, SoughtText
 from jobs.audit import AuditEntry, action_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
@@ -155,8 +155,8 @@ async def list_all(
     status: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
     job_type: JobType | None = None,
     source_type: SourceType | None = None,
-    project_id: Annotated[str | None, Query(max_length=63)] = None,
-    name: Annotated[str | None, Query(max_length=63)] = None,
+    project_id: SoughtText = None,
+    name: SoughtText = None,
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> JobListView:

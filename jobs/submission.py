@@ -16,6 +16,7 @@ from atoll.jobs.queue_limits import rules_of, within_limits
 from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
+from atoll.ml.document import Document
 from jobs.api_parts import ApiParts
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
@@ -30,7 +31,8 @@ KEY_LENGTH_MAX = 512
 class Submission:
     """One request and its caller."""
 
-    body: bytes
+    body: bytes | Document
+    """As it came, or read already."""
     caller: JobCaller
     key: str | None
     """Value of the header Idempotency-Key."""
@@ -161,7 +163,7 @@ def _count_submission(queue: TenantQueue | None, needs: Needs, parts: ApiParts, 
     raise ApiRefusal(problem(429, "too-many", "Too many submissions", detail), headers={"Retry-After": "1"})
 
 
-def _parsed(body: bytes, rendering: RenderSettings) -> Job:
+def _parsed(body: bytes | Document, rendering: RenderSettings) -> Job:
     parsed = parse_job(body, rendering.policy())
     if parsed.job is not None:
         return parsed.job

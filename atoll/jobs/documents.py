@@ -79,9 +79,9 @@ class ParsedJob:
         return replace(problem, line=problem.line if problem.line is not None else _line(self.document, path))
 
 
-def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
-    """Parse a job. `policy`: the administrators' limits on attributes."""
-    document = read(data)
+def parse_job(data: bytes | Document, policy: MlPolicy | None = None) -> ParsedJob:
+    """Parse a job, or one that was read already. `policy`: the administrators' limits on attributes."""
+    document = read(data) if isinstance(data, bytes) else data
     if isinstance(document, AttributeProblem):
         return ParsedJob(None, (document,), Document(None))
     value = document.value

@@ -162,6 +162,23 @@ async def test_roles_are_those_of_jobs(service: JobService, by: str, deploy: int
     assert [one.status_code for one in answers] == [show, delete]
 
 
+async def test_a_name_that_no_database_takes_is_refused(service: JobService) -> None:
+    """PostgreSQL takes no NUL in a text."""
+    assert (await service.call("GET", f"{ENDPOINTS}?name=%00")).status_code == 422
+
+
+async def test_a_mistake_is_told_with_its_line_of_the_body(service: JobService) -> None:
+    """As of a job."""
+    body = "name: front\ncluster_id: local\ncontainer:\n  image: front:1\n  imag: x\next_ml_gpu_count: many\n"
+    headers = {"Content-Type": "application/yaml"}
+    answer = await service.call("POST", ENDPOINTS, content=body, headers=headers)
+
+    assert {one["field"]: one["line"] for one in answer.json()["errors"]} == {
+        "container.imag": 5,
+        "ext_ml_gpu_count": 6,
+    }
+
+
 async def test_a_body_that_cannot_be_read_is_told(service: JobService) -> None:
     """As of a job."""
     headers = {"Content-Type": "application/json"}
