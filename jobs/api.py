@@ -35,7 +35,7 @@ from jobs.api_parts import (
     check_media_type,
     parts_of,
 )
-from jobs.asking import OneJob, PageNumber, PageSize
+from jobs.asking import OneJob, PageNumber, PageSize, SoughtText
 from jobs.audit import AuditEntry, action_of
 from jobs.audit_routes import add_audit_routes
 from jobs.changing import JobChanges, apply_changes, changed_job
@@ -58,6 +58,7 @@ from jobs.problems import (
     response_of,
 )
 from jobs.queue_api import QUEUES, add_queue_routes
+from jobs.queue_store import queue_file_of
 from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
     AUTO,
@@ -154,8 +155,8 @@ async def list_all(
     status: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
     job_type: JobType | None = None,
     source_type: SourceType | None = None,
-    project_id: Annotated[str | None, Query(max_length=63)] = None,
-    name: Annotated[str | None, Query(max_length=63)] = None,
+    project_id: SoughtText = None,
+    name: SoughtText = None,
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> JobListView:
@@ -185,7 +186,9 @@ async def change(asked: OneJob, changes: JobChanges) -> JobView:
     """Change policy, intent or labels of a job. Its objects keep what they have until the next attempt."""
     record = await asked.allowed(JobPermission.PRIORITY)
     now, actor, rendering = asked.parts.now(), asked.caller.name, asked.parts.rendering
-    needs, document = changed_job(record, changes, rendering, now_seconds=now.timestamp())
+    file = await asked.parts.database.read(lambda session: queue_file_of(session, record.cluster_id))
+    queues = QueueFile.model_validate(file.document) if file is not None else None
+    needs, document = changed_job(record, changes, rendering, queues, now_seconds=now.timestamp())
     if needs.priority is Priority.CRITICAL:
         check_critical(asked.caller, JobOwnership(record.tenant_id, record.project_id, record.created_by))
     changed = await asked.parts.database.write(

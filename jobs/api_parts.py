@@ -28,7 +28,7 @@ from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 from jobs.store import AUTO
 
-Cluster = Annotated[str, Path(max_length=63)]
+Cluster = Annotated[str, Path(max_length=63, pattern=r"^[^\x00]*$")]
 DOCUMENT_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
 """Media types of bodies that are documents; the last one is an old name."""
 

@@ -24,6 +24,8 @@ PAGES_MAX: Final = 1_000_000
 
 PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
 PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
+SoughtText = Annotated[str | None, Query(max_length=63, pattern=r"^[^\x00]*$")]
+"""Text that is looked for in the database, which takes no NUL."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@ from sqlalchemy.orm import Session
 from atoll.jobs.documents import parse_job
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.needs import Needs
-from atoll.jobs.rendering import render
+from atoll.jobs.queue_file import QueueFile, QueueTenant
+from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, JobState
 from jobs.errors import JobEnded
 from jobs.problems import invalid
 from jobs.records import JobRecord
 from jobs.store import change_job, get_job, note_change
-from jobs.views import job_of
+from jobs.submission import check_alone, named_queue
+from jobs.views import job_of, queue_name_of
 
 CHANGED: Final = "change"
 Patch = Annotated[dict[str, Any] | None, Field(max_length=64)]
@@ -61,10 +63,10 @@ def merge(value: object, patch: object) -> object:
 
 
 def changed_job(
-    record: JobRecord, changes: JobChanges, rendering: RenderSettings, *, now_seconds: float
+    record: JobRecord, changes: JobChanges, rendering: RenderSettings, queues: QueueFile | None, *, now_seconds: float
 ) -> tuple[Needs, dict[str, Any]]:
-    """Return what the changed job needs, and its document. Raises ApiRefusal for a mistake, JobEnded for a job that has
-    ended."""
+    """Return what the changed job needs, and its document. `queues`: of its cluster. Raises ApiRefusal for a mistake,
+    JobEnded for a job that has ended."""
     if JobState(record.state) in ENDED:
         raise JobEnded(record.name, record.state)
     document = changes.merged(record.document)
@@ -78,7 +80,21 @@ def changed_job(
         raise invalid((unknown.problem,)) from unknown
     except JobMistake as mistake:
         raise invalid((mistake.problem,)) from mistake
+    tenant = queues.tenant(record.tenant_id) if queues is not None else None
+    if tenant is not None:
+        _check_queue(record, parsed.job.policy.queue_name, rendered, tenant)
     return rendered.needs, parsed.job.model_dump(mode="json", exclude_unset=True)
+
+
+def _check_queue(record: JobRecord, named: str | None, rendered: Rendered, tenant: QueueTenant) -> None:
+    """Refuse another queue that is none of the tenant's, and a job that its queue would tear apart. A queue that the
+    job named before may be gone meanwhile."""
+    if named is not None and named != (record.document.get("policy") or {}).get("queue_name"):
+        named_queue(tenant, named)
+    name = queue_name_of(record, named)
+    for queue in tenant.queues:
+        if queue.name == name:
+            check_alone(rendered, queue)
 
 
 def apply_changes(

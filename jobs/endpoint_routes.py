@@ -4,12 +4,12 @@ An endpoint is a job of type service that somebody submitted and no pipeline did
 routes of jobs work for it too.
 """
 
-import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import FastAPI, Header, Request, Response
 from pydantic import BaseModel, Field
 
 from atoll.jobs.container import JobContainer
@@ -18,10 +18,10 @@ from atoll.jobs.permissions import AccessAnswer, JobCaller, JobPermission, seen_
 from atoll.jobs.servers import PORT as MODEL_PORT
 from atoll.jobs.states import ENDED, JobState
 from atoll.jobs.words import DeploymentType, JobType, SourceType
-from atoll.ml.document import read
+from atoll.ml.document import Document, read
 from atoll.ml.problems import AttributeProblem
 from jobs.api_parts import DOCUMENT_TYPES, ApiParts, Caller, Parts, check_any_cluster, check_media_type
-from jobs.asking import Asked, PageNumber, PageSize
+from jobs.asking import Asked, PageNumber, PageSize, SoughtText
 from jobs.audit import AuditEntry, action_of
 from jobs.creating import created_job
 from jobs.problems import documented, mistaken, not_found
@@ -93,7 +93,7 @@ async def deploy_endpoint(
     return _view(record)
 
 
-def _service_job(body: bytes) -> tuple[bytes, str]:
+def _service_job(body: bytes) -> tuple[bytes | Document, str]:
     """Return the job of an endpoint and its cluster. A body that is no mapping is left to the checks of jobs."""
     found = read(body)
     if isinstance(found, AttributeProblem) or not isinstance(found.value, dict):
@@ -105,13 +105,13 @@ def _service_job(body: bytes) -> tuple[bytes, str]:
     cluster = document.pop("cluster_id", None)
     if cluster is not None and not isinstance(cluster, str):
         raise mistaken("cluster_id", cluster, "must be the name of a cluster", "correct it")
-    return json.dumps(document).encode(), cluster or AUTO
+    return replace(found, value=document), cluster or AUTO
 
 
 async def list_endpoints(
     parts: Parts,
     caller: Caller,
-    name: Annotated[str | None, Query(max_length=63)] = None,
+    name: SoughtText = None,
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> EndpointListView:

@@ -11,11 +11,12 @@ from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
-from atoll.jobs.queue_file import QueueFile, TenantQueue
+from atoll.jobs.queue_file import QueueFile, QueueTenant, TenantQueue
 from atoll.jobs.queue_limits import rules_of, within_limits
 from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
+from atoll.ml.document import Document
 from jobs.api_parts import ApiParts
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
@@ -30,7 +31,8 @@ KEY_LENGTH_MAX = 512
 class Submission:
     """One request and its caller."""
 
-    body: bytes
+    body: bytes | Document
+    """As it came, or read already."""
     caller: JobCaller
     key: str | None
     """Value of the header Idempotency-Key."""
@@ -108,10 +110,11 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
         raise mistaken("ext_ml_tpu_topology", shape, f"cluster {cluster}: {never}", "ask for a slice that there is")
     queues = QueueFile.model_validate(file.document) if file is not None else None
     queue = _queue(job, queues, accepted.tenant, accepted.rendered.needs.priority)
-    if queue is not None and queue.multikueue is not None:
-        _check_alone(accepted, queue)
     asked = job.model_copy(update={"cluster_id": cluster})
-    placed, needs = _within_limits(asked, accepted.rendered, queue, parts)
+    placed, rendered = _within_limits(asked, accepted.rendered, queue, parts)
+    needs = rendered.needs
+    if queue is not None:
+        check_alone(rendered, queue)
     chosen = queue.name if queue is not None and job.policy.queue_name is None else None
     _count_submission(queue, needs, parts, cluster)
     new = NewJob(
@@ -128,26 +131,26 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
     return new, needs
 
 
-def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, parts: ApiParts) -> tuple[Job, Needs]:
-    """Return the job with its queue's defaults in the gaps, and its needs. Raises ApiRefusal beyond a limit."""
+def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, parts: ApiParts) -> tuple[Job, Rendered]:
+    """Return the job with its queue's defaults in the gaps, and that as objects. Raises ApiRefusal beyond a limit."""
     if queue is None:
-        return job, rendered.needs
+        return job, rendered
     ruled = within_limits(job, rules_of(queue), parts.rendering.policy())
     if isinstance(ruled, tuple):
         raise invalid(ruled)
     try:
-        return ruled, render(ruled, parts.rendering, now_seconds=parts.now().timestamp()).needs
+        return ruled, render(ruled, parts.rendering, now_seconds=parts.now().timestamp())
     except JobMistake as mistake:
         found = mistake.problem
         hint = f"{found.hint}; it may be a default of queue {queue.name}"
         raise invalid((replace(found, hint=hint),)) from mistake
 
 
-def _check_alone(accepted: AcceptedJob, queue: TenantQueue) -> None:
+def check_alone(rendered: Rendered, queue: TenantQueue) -> None:
     """Refuse a job of several objects for a queue that sends jobs elsewhere: MultiKueue takes the Job alone along.
     Raises ApiRefusal."""
-    others = sorted({one["kind"] for one in accepted.rendered.objects} - {"Job"})
-    if others:
+    others = sorted({one["kind"] for one in rendered.objects} - {"Job"})
+    if others and queue.multikueue is not None:
         limit = f"sends jobs to other clusters, and MultiKueue leaves {' and '.join(others)} behind"
         raise mistaken("policy.queue_name", queue.name, limit, "name a queue of this cluster, or submit it elsewhere")
 
@@ -160,7 +163,7 @@ def _count_submission(queue: TenantQueue | None, needs: Needs, parts: ApiParts, 
     raise ApiRefusal(problem(429, "too-many", "Too many submissions", detail), headers={"Retry-After": "1"})
 
 
-def _parsed(body: bytes, rendering: RenderSettings) -> Job:
+def _parsed(body: bytes | Document, rendering: RenderSettings) -> Job:
     parsed = parse_job(body, rendering.policy())
     if parsed.job is not None:
         return parsed.job
@@ -177,11 +180,16 @@ def _queue(job: Job, queues: QueueFile | None, tenant: str, priority: Priority) 
         return None
     if job.policy.queue_name is None:
         return known.queue_for(critical=priority is Priority.CRITICAL)
-    queues_by_name = {queue.name: queue for queue in known.queues}
-    if job.policy.queue_name not in queues_by_name:
-        choice = f"name one of {', '.join(queues_by_name)}, or remove it"
-        raise mistaken("policy.queue_name", job.policy.queue_name, f"is no queue of tenant {tenant}", choice)
-    return queues_by_name[job.policy.queue_name]
+    return named_queue(known, job.policy.queue_name)
+
+
+def named_queue(tenant: QueueTenant, name: str) -> TenantQueue:
+    """Return a queue of a tenant. Raises ApiRefusal for a name that is none of its queues."""
+    queues = {queue.name: queue for queue in tenant.queues}
+    if name not in queues:
+        choice = f"name one of {', '.join(queues)}, or remove it"
+        raise mistaken("policy.queue_name", name, f"is no queue of tenant {tenant.name}", choice)
+    return queues[name]
 
 
 def _tenant(job: Job, caller: JobCaller) -> str:

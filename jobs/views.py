@@ -102,7 +102,8 @@ class JobEventListView(BaseModel):
 def job_of(record: JobRecord) -> Job:
     """Return the job to render: the submitted one with the fields that the service sets."""
     policy = record.document.get("policy") or {}
-    queue = {"policy": policy | {"queue_name": record.queue_name}} if record.queue_name is not None else {}
+    is_chosen = record.queue_name is not None and policy.get("queue_name") is None
+    queue = {"policy": policy | {"queue_name": record.queue_name}} if is_chosen else {}
     return Job.model_validate(
         record.document
         | queue
@@ -114,6 +115,11 @@ def job_of(record: JobRecord) -> Job:
             "created_by": label_safe(record.created_by),
         }
     )
+
+
+def queue_name_of(record: JobRecord, named: str | None) -> str:
+    """Return the queue of a job: the one it names, else the service's choice, else the usual one of its tenant."""
+    return named or record.queue_name or f"tenant-{record.tenant_id}-queue"
 
 
 def checkpoint_of(record: JobRecord) -> LastCheckpoint | None:
@@ -130,7 +136,6 @@ def label_safe(name: str) -> str:
 
 def view_of(record: JobRecord) -> JobView:
     """Return the response for a job."""
-    policy = record.document.get("policy") or {}
     return JobView(
         id=record.id,
         name=record.name,
@@ -159,7 +164,7 @@ def view_of(record: JobRecord) -> JobView:
         object_name=record.name,
         estimate=EstimateView.model_validate(record.estimate) if record.estimate is not None else None,
         cost_usd=None if record.actual_micros is None else record.actual_micros / MICROS,
-        queue_name=policy.get("queue_name") or record.queue_name or f"tenant-{record.tenant_id}-queue",
+        queue_name=queue_name_of(record, (record.document.get("policy") or {}).get("queue_name")),
         choice=record.choice,
         last_checkpoint=checkpoint_of(record),
         job=record.document,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from uuid import UUID
 
 import structlog
-from fastapi import Body, Depends, FastAPI, Header, Query, Request, Response
+from fastapi import Body, Depends, FastAPI, Header, Request, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
@@ -21,7 +21,7 @@ from atoll.pipelines.documents import parse_pipeline
 from atoll.pipelines.model import ENTRIES_MAX, Pipeline
 from atoll.pipelines.workflows import Runners, WorkflowMistake, pipeline_of_workflow
 from jobs.api_parts import DOCUMENT_TYPES, ApiParts, Caller, Parts, check_media_type
-from jobs.asking import PageNumber, PageSize
+from jobs.asking import PageNumber, PageSize, SoughtText
 from jobs.audit import AuditEntry
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem, response_of
 from jobs.submission import KEY_LENGTH_MAX
@@ -233,7 +233,7 @@ def _tenant(pipeline: Pipeline, caller: JobCaller) -> str:
 async def list_all_pipelines(
     parts: Parts,
     caller: Caller,
-    name: Annotated[str | None, Query(max_length=63)] = None,
+    name: SoughtText = None,
     page: PageNumber = 1,
     page_size: PageSize = 50,
 ) -> PipelineListView:

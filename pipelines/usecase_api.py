@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,7 @@ from atoll.pipelines.model import ENTRIES_MAX
 from atoll.pipelines.usecases import DeploymentState, UseCaseTemplate, deployment_state, endpoint, template_of
 from atoll.pipelines.words import RunState
 from jobs.api_parts import ApiParts, Caller, Parts
-from jobs.asking import PageNumber, PageSize
+from jobs.asking import PageNumber, PageSize, SoughtText
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem
 from jobs.settings import Project, Tenant
 from pipelines.api import note
@@ -179,7 +179,7 @@ def _tenant(body: DeployBody, caller: JobCaller) -> str:
 async def list_all_deployments(
     parts: Parts,
     caller: Caller,
-    name: Annotated[str | None, Query(max_length=63)] = None,
+    name: SoughtText = None,
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> DeploymentListView:

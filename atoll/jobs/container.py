@@ -74,8 +74,6 @@ class JobVolume(JobPart):
         """Refuse a volume without a source, or with two."""
         if sum(one is not None for one in (self.claim, self.secret, self.config_map, self.empty_size)) != 1:
             raise ValueError("a volume has one source: claim, secret, config_map or empty_size")
-        if is_of_kernel(self.mount_path):
-            raise ValueError(f"mount_path {self.mount_path} is the kernel's; choose another")
         return self
 
     def manifest(self) -> dict[str, Any]:

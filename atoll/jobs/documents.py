@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.jobs.container import is_of_kernel
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import Job, gathered
 from atoll.jobs.working_out import given_attributes
@@ -78,9 +79,9 @@ class ParsedJob:
         return replace(problem, line=problem.line if problem.line is not None else _line(self.document, path))
 
 
-def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
-    """Parse a job. `policy`: the administrators' limits on attributes."""
-    document = read(data)
+def parse_job(data: bytes | Document, policy: MlPolicy | None = None) -> ParsedJob:
+    """Parse a job, or one that was read already. `policy`: the administrators' limits on attributes."""
+    document = read(data) if isinstance(data, bytes) else data
     if isinstance(document, AttributeProblem):
         return ParsedJob(None, (document,), Document(None))
     value = document.value
@@ -104,7 +105,11 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
         return ParsedJob(None, (*told, *problems_of_fields(error, document, Job)), document)
     if not problems:
         rules = policy or MlPolicy()
-        problems = (*_rules(given_attributes(job), rules, document), *_selector_keys(job, rules, document))
+        problems = (
+            *_rules(given_attributes(job), rules, document),
+            *_selector_keys(job, rules, document),
+            *_kernel_folders(job, document),
+        )
     return ParsedJob(None if problems else job, problems, document)
 
 
@@ -170,6 +175,18 @@ def _selector_keys(job: Job, policy: MlPolicy, document: Document) -> Problems:
     limit, hint = KEY_REFUSED
     paths = [("policy", "node_selector", key) for key in job.policy.node_selector or {} if not policy.allows_key(key)]
     return tuple(AttributeProblem(dotted(path), "", limit, hint, _line(document, path)) for path in paths)
+
+
+def _kernel_folders(job: Job, document: Document) -> Problems:
+    """Return the volumes over the kernel's folders. No rule of the model: records of older jobs must stay readable."""
+    return tuple(
+        AttributeProblem(
+            dotted(path), one.mount_path, "is the kernel's", "choose another folder", _line(document, path)
+        )
+        for index, one in enumerate(job.container.volumes if job.container is not None else ())
+        if is_of_kernel(one.mount_path)
+        for path in [("container", "volumes", index, "mount_path")]
+    )
 
 
 def _line_of(document: Document) -> LineOf:

@@ -262,6 +262,7 @@ def _faults(file: QueueFile) -> Iterator[_Fault]:
     yield from _repeated(("tenants",), [one.name for one in file.tenants])
     yield from _set_faults(file)
     yield from _shared_names(file)
+    yield from _zone_faults(file)
     for number, cohort in enumerate(file.cohorts):
         yield from _flavor_faults(("cohorts", number), cohort.flavors, flavors)
         yield from _cohort_faults(("cohorts", number), cohort)
@@ -292,6 +293,16 @@ def _set_faults(file: QueueFile) -> Iterator[_Fault]:
                 path = ("tenants", number, "queues", place, "multikueue")
                 choice = f"name one of {', '.join(known[:8])}" if known else "list it under multikueue"
                 yield _Fault(path, queue.multikueue, "is no set of clusters of this file", choice)
+
+
+def _zone_faults(file: QueueFile) -> Iterator[_Fault]:
+    """Yield networks with an IPv6 zone, which a NetworkPolicy may not have."""
+    for number, tenant in enumerate(file.tenants):
+        for field in ("from_networks", "to_networks"):
+            for place, one in enumerate(getattr(tenant.network, field) or ()):
+                if "%" in one:
+                    told, hint = "has a zone, which no NetworkPolicy takes", "remove what is between % and /"
+                    yield _Fault(("tenants", number, "network", field, place), one, told, hint)
 
 
 def _shared_names(file: QueueFile) -> Iterator[_Fault]:

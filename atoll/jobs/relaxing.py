@@ -53,7 +53,10 @@ def offer_of(
     asked = job.policy.topology
     if asked not in WEAKER:
         return TopologyOffer(asked, None, f"topology {asked} cannot be relaxed")
-    rendered = render(job, settings, now_seconds=now_seconds)
+    try:
+        rendered = render(job, settings, now_seconds=now_seconds)
+    except (JobMistake, NodesUnknown) as mistake:
+        return TopologyOffer(asked, None, f"the job can no longer be rendered: {mistake}")
     if (pods := pods_at_once(rendered)) > PODS_MAX:
         return TopologyOffer(asked, None, f"the job has {pods} pods at a time: offers are for at most {PODS_MAX}")
     fit = fit_of(found, rendered, namespace=namespace, ends=ends)

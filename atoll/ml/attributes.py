@@ -14,7 +14,6 @@ from atoll.api.topologies import LABEL_KEY
 
 PREFIX: Final = "ext_ml_"
 LABEL_VALUE: Final = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
-RESERVATION_NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 RULES_MAX: Final = 32
 VALUES_MAX: Final = 64
 PAIRS_MAX: Final = 32
@@ -242,7 +241,7 @@ class MlAttributes(AttributePart):
     ] = None
     checkpoint_on_preempt: Annotated[Flag | None, Field(description="save within the grace period")] = None
     reservation_id: Annotated[
-        Annotated[str, Field(strict=True, max_length=253, pattern=RESERVATION_NAME)] | None,
+        Annotated[str, Field(strict=True, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] | None,
         Field(description="a reservation; the job never runs outside of it"),
     ] = None
     reservation_timeout_s: Annotated[

@@ -194,6 +194,8 @@ def _escalation(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complai
 def _reservation(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     if attributes.reservation_timeout_s is not None and attributes.reservation_id is None:
         yield Complaint("reservation_timeout_s", f"needs {PREFIX}reservation_id", "name the reservation, or remove it")
+    if any(part in (attributes.reservation_id or "") for part in ("..", "-.", ".-")):
+        yield Complaint("reservation_id", "must be a name in lower case, such as nightly-h100", "correct it")
 
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -106,7 +106,7 @@ REFUSED = {
     ),
     "a-volume-over-the-kernels": (
         PLAIN.replace("a:1", "a:1, volumes: [{name: a, mount_path: /proc/x, claim: c}]"),
-        "container.volumes[0]",
+        "container.volumes[0].mount_path",
         3,
     ),
 }

@@ -98,6 +98,10 @@ def test_names_and_namespaces_follow_from_the_tenant() -> None:
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {to_networks: [10.0.0.1/8]}\n",
             "network.to_networks[0] is '10.0.0.1/8': must be in another form",
         ),
+        (
+            "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {from_networks: [fe80::1%eth0/128]}\n",
+            "tenants[0].network.from_networks[0] is 'fe80::1%eth0/128': has a zone",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_line(text: str, told: str) -> None:

@@ -61,6 +61,25 @@ def test_a_weaker_topology_is_offered_if_the_job_fits_in_it_now(
     assert bool(offer.slower) is (suggested is not None)
 
 
+def test_a_job_recorded_before_a_rule_was_tightened_is_offered_nothing() -> None:
+    """The reason says what is wrong with it; the question does not fail."""
+    older = job(NVLINK, 2)
+    saves = older.attributes.model_copy(
+        update={"checkpoint_enabled": True, "checkpoint_storage_uri": "file:///proc/", "checkpoint_interval_s": 60}
+    )
+    offer = offer_of(
+        SCATTERED,
+        older.model_copy(update={"attributes": saves}),
+        RenderSettings(),
+        namespace="team",
+        ends=(),
+        now_seconds=0,
+    )
+
+    assert offer.suggested is None
+    assert "the job can no longer be rendered: ext_ml_checkpoint_storage_uri" in offer.reason
+
+
 def test_pods_of_several_machines_are_offered_last() -> None:
     """Two pods of one GPU each that must share a machine fit on two."""
     found = situation({name: {} for name in ("n1", "n2")}, [holder(name, name, *range(7)) for name in ("n1", "n2")])

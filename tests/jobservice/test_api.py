@@ -322,6 +322,8 @@ async def test_logs_are_streamed(service: JobService) -> None:
         ("?page=10000000", "page is '10000000': "),
         (f"?page_size={PAGE_SIZE_MAX + 1}", "page_size is '201': "),
         ("?status=asleep", "status.0 is 'asleep': "),
+        ("?name=%00", "name is '\\x00': "),
+        ("?project_id=a%00b", "project_id is 'a\\x00b': "),
         ("/not-a-uuid", "job_id is 'not-a-uuid': "),
         (f"/{NOBODYS}/logs?tail=-1", "tail is '-1': "),
     ],

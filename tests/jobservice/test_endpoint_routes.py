@@ -6,11 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.orm import Session
 
 from atoll.jobs.states import JobStep
 from jobs.database import opened
 from jobs.endpoint_routes import ENDPOINTS
-from jobs.store import take_step
+from jobs.store import get_job, take_step
 from tests.jobservice.service import JOBS, JobService
 
 MODEL = {
@@ -98,6 +99,28 @@ async def test_a_deleted_endpoint_is_cancelled_and_no_longer_listed(service: Job
     assert shown.json()["status"] == "cancelled"
 
 
+async def test_a_job_recorded_before_a_rule_was_tightened_stays_readable(service: JobService) -> None:
+    """What no document may say any more fails neither the list nor a question about the job; a change is refused."""
+    made = (await deployed(service)).json()["id"]
+    volume = {"name": "v", "mount_path": "/sys/fs/bpf", "empty_size": "1Gi"}
+
+    def write_older(session: Session) -> None:
+        record = get_job(session, made)
+        container = record.document["container"] | {"volumes": [volume]}
+        record.document = record.document | {"container": container, "ext_ml_reservation_id": "a..b"}
+
+    await service.database.write(write_older)
+    listed = await service.call("GET", ENDPOINTS)
+    offer = await service.call("GET", f"{JOBS}/{made}/topology-offer")
+    changed = await service.call("PATCH", f"{JOBS}/{made}", json={"labels": {"a": "b"}})
+
+    assert (listed.status_code, offer.status_code, changed.status_code) == (200, 200, 422)
+    assert {one["field"] for one in changed.json()["errors"]} == {
+        "ext_ml_reservation_id",
+        "container.volumes[0].mount_path",
+    }
+
+
 async def test_other_jobs_are_no_endpoints(service: JobService) -> None:
     """A batch is neither listed, shown nor deleted here."""
     batch = (await service.submit("tune")).json()["id"]
@@ -137,6 +160,23 @@ async def test_roles_are_those_of_jobs(service: JobService, by: str, deploy: int
 
     assert made.status_code == deploy
     assert [one.status_code for one in answers] == [show, delete]
+
+
+async def test_a_name_that_no_database_takes_is_refused(service: JobService) -> None:
+    """PostgreSQL takes no NUL in a text."""
+    assert (await service.call("GET", f"{ENDPOINTS}?name=%00")).status_code == 422
+
+
+async def test_a_mistake_is_told_with_its_line_of_the_body(service: JobService) -> None:
+    """As of a job."""
+    body = "name: front\ncluster_id: local\ncontainer:\n  image: front:1\n  imag: x\next_ml_gpu_count: many\n"
+    headers = {"Content-Type": "application/yaml"}
+    answer = await service.call("POST", ENDPOINTS, content=body, headers=headers)
+
+    assert {one["field"]: one["line"] for one in answer.json()["errors"]} == {
+        "container.imag": 5,
+        "ext_ml_gpu_count": 6,
+    }
 
 
 async def test_a_body_that_cannot_be_read_is_told(service: JobService) -> None:

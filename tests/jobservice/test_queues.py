@@ -15,9 +15,11 @@ from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
 from jobs.queue_store import queue_file_of
 from jobs.records import QueueFileRecord
+from jobs.store import get_job
+from jobs.views import job_of
 from tests.fakes.api_server import status
 from tests.jobs.test_queue_file import EXAMPLE
-from tests.jobservice.service import SETTINGS, JobService
+from tests.jobservice.service import JOBS, SETTINGS, JobService
 from tests.jobservice.world import SERVICE_ID, Faults, ServiceKilled, ServiceProcess, WorldApi
 
 QUEUES = "/api/clusters/local/queues"
@@ -107,17 +109,61 @@ async def test_a_job_gets_the_queue_of_its_priority(service: JobService) -> None
         assert answer.json().get("queue_name") == queue
 
 
+async def send_away(service: JobService, more: str = "") -> None:
+    """Apply the example with a queue, acme-small, that sends its jobs to other clusters."""
+    sets = "multikueue: [{name: far, clusters: {east: east}}]\n"
+    away = f"- name: acme-small\n        multikueue: far{more}"
+    file = sets + EXAMPLE.read_text().replace("- name: acme-small", away)
+    assert (await service.call("PUT", QUEUES, by="ops", content=file)).status_code == 200
+
+
 async def test_a_queue_of_other_clusters_takes_no_job_that_would_be_torn_apart(service: JobService) -> None:
     """MC-6: MultiKueue takes the Job along, but not its GpuClaim."""
-    sets = "multikueue: [{name: far, clusters: {east: east}}]\n"
-    file = sets + EXAMPLE.read_text().replace("- name: acme-small", "- name: acme-small\n        multikueue: far")
-    assert (await service.call("PUT", QUEUES, by="ops", content=file)).status_code == 200
+    await send_away(service)
     asked = {"by": "ops", "tenant_id": "acme", "policy": {"queue_name": "acme-small"}}
     torn = await service.submit("torn", ext_ml_gpu_count=1, **asked)
     whole = await service.submit("whole", **asked)
 
     assert (torn.status_code, whole.status_code) == (422, 201)
     assert "sends jobs to other clusters, and MultiKueue leaves GpuClaim behind" in torn.text
+
+
+async def test_a_job_that_its_queues_defaults_would_tear_apart_is_refused(service: JobService) -> None:
+    """What the defaults fill in counts as what the job says itself."""
+    await send_away(service, "\n        ml_defaults: {gpu_count: 1}")
+    torn = await service.submit("torn", by="ops", tenant_id="acme", policy={"queue_name": "acme-small"})
+
+    assert torn.status_code == 422
+    assert "MultiKueue leaves GpuClaim behind" in torn.text
+
+
+@pytest.mark.parametrize(
+    ("submitted", "changes", "told"),
+    [
+        (
+            {"job_type": "training", "policy": {"queue_name": "acme-small"}},
+            {"intent": {"checkpoint_config": {"enabled": True, "checkpoint_path": "/checkpoints"}}},
+            "MultiKueue leaves PersistentVolumeClaim behind",
+        ),
+        ({"ext_ml_gpu_count": 1}, {"policy": {"queue_name": "acme-small"}}, "MultiKueue leaves GpuClaim behind"),
+        ({}, {"policy": {"queue_name": "tenant-globex-queue"}}, "is no queue of tenant acme"),
+    ],
+    ids=["checkpoints in the other clusters", "GPUs in the other clusters", "a queue of another tenant"],
+)
+async def test_a_change_is_held_to_the_queue_as_a_submission_is(
+    service: JobService, submitted: Any, changes: Any, told: str
+) -> None:
+    """A job may leave its queue for another of its tenant that can take it, and for no other."""
+    await send_away(service)
+    made = (await service.submit("tune", by="ops", tenant_id="acme", **submitted)).json()
+    path = f"{JOBS}/{made['id']}"
+    refused = await service.call("PATCH", path, by="ops", json=changes)
+    moved = await service.call("PATCH", path, by="ops", json={"policy": {"queue_name": "acme-slices"}})
+    record = await service.database.read(lambda session: get_job(session, made["id"]))
+
+    assert (refused.status_code, moved.status_code) == (422, 200), refused.text + moved.text
+    assert told in refused.text
+    assert moved.json()["queue_name"] == job_of(record).policy.queue_name == "acme-slices"
 
 
 async def test_a_repeated_submission_is_the_same_job_after_the_file_changed(service: JobService) -> None:

@@ -152,7 +152,11 @@ CASES = (
     Case("preemption_grace_period_s", 30, (0, 86_400), (86_401, -1, "30s", 30.0), "at most 86400"),
     Case("checkpoint_on_preempt", False, (True, False), ("on", 0), "true or false"),
     Case(
-        "reservation_id", None, ("nightly-h100", "a.b"), ("Nightly", "-a", "a/b", "a" * 254, 1), "a name in lower case"
+        "reservation_id",
+        None,
+        ("nightly-h100", "a.b"),
+        ("Nightly", "-a", "a/b", "a..b", "a-.b", "a" * 254, 1),
+        "a name in lower case",
     ),
     Case(
         "reservation_timeout_s",

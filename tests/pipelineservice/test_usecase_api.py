@@ -53,6 +53,12 @@ async def shown(service: JobService) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("path", [DEPLOYMENTS, PIPELINES])
+async def test_a_name_that_no_database_takes_is_refused(service: JobService, path: str) -> None:
+    """PostgreSQL takes no NUL in a text."""
+    assert (await service.call("GET", f"{path}?name=%00")).status_code == 422
+
+
 async def test_the_life_of_a_use_case(service: JobService, database: Database, database_url: str) -> None:
     """Three components start together and the last one after them, with the addresses of the others; then a component
     fails; then all is deleted."""
