@@ -23,7 +23,7 @@ from atoll.cluster.gangs.lifecycle import (
     give_up,
     has_begun,
 )
-from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, key_of, stage_of
+from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, key_of, stage_of, without_pod_set
 from atoll.cluster.gangs.readiness import placeable
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
@@ -169,14 +169,20 @@ class GangReconciler:
         return decision.again_seconds
 
     def _tell_excess(self, view: GangView) -> None:
-        """Record on pods that come beyond the counts of a running gang that nobody will let them go."""
+        """Record on pods that come beyond the counts of a running gang, or for none of its pod sets, that nobody will
+        let them go."""
         if not view.is_admitted:
             return
         name = view.gang.metadata.name
-        for member in placeable(view.gang.spec, view.members)[1][:TOLD_MAX]:
+        known = ", ".join(pod_set.name for pod_set in view.gang.spec.pod_sets[:TOLD_MAX])
+        lost = [member for member in without_pod_set(view.members) if member.is_gated]
+        for member in (*lost[:TOLD_MAX], *placeable(view.gang.spec, view.members)[1][:TOLD_MAX]):
             note = (
                 f"GpuGang {name!r} has as many members of pod set {member.pod_set} as it counts; this pod stays gated "
                 "until one of them ends, or the pod set's count is raised"
+                if member.pod_set
+                else f"the pod names no pod set of GpuGang {name!r}, which has {known}; set {names.POD_SET} on its "
+                "template to one of them, and create it again"
             )
             reference = pod_reference(member.pod)
             self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
