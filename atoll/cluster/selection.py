@@ -152,7 +152,6 @@ def _matching(shape: NodeShape, request: Request) -> int | Rejection:
         (names.REJECT_NO_MODEL, lambda card: card.vendor == request.vendor and _is_wanted(card, request)),
         (names.REJECT_NO_MEMORY, lambda card: card.memory_bytes >= request.memory_bytes),
         (names.REJECT_NO_CAPABILITY, lambda card: card.compute_capability >= request.compute_capability),
-        (names.REJECT_FABRIC, lambda card: card.fabric_ready),
     )
     left = list(enumerate(shape.cards))
     for reason, holds in tests:
@@ -160,7 +159,7 @@ def _matching(shape: NodeShape, request: Request) -> int | Rejection:
         if not kept:
             if reason == names.REJECT_NO_MEMORY and any(not card.memory_bytes for _, card in left):
                 reason = names.REJECT_MEMORY_UNKNOWN
-            return Rejection(reason, Verdict.UNKNOWN if reason == names.REJECT_FABRIC else Verdict.NEVER)
+            return Rejection(reason)
         left = kept
     return sum(1 << position for position, _ in left)
 
@@ -171,11 +170,20 @@ def _is_wanted(card: DeviceAttributes, request: Request) -> bool:
 
 @lru_cache(maxsize=GROUPS_MAX)
 def _groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rejection:
-    """Return the groups that have enough devices, each of one model unless the claim allows mixing; what is free is no
-    matter."""
+    """Return the groups that have enough devices whose fabric is ready; what is free is no matter."""
     matching = _matching(shape, request)
     if isinstance(matching, Rejection):
         return matching
+    ready = sum(1 << position for position, card in enumerate(shape.cards) if card.fabric_ready)
+    if groups := _by_model(shape, request, matching & ready):
+        return groups
+    if _by_model(shape, request, matching):
+        return Rejection(names.REJECT_FABRIC, Verdict.UNKNOWN)
+    return Rejection(names.REJECT_NEVER_FITS)
+
+
+def _by_model(shape: NodeShape, request: Request, matching: int) -> tuple[DeviceGroup, ...]:
+    """Return the devices of one model, of each that has enough; of all models together if the claim mixes them."""
     kind = sum(1 << i for i, card in enumerate(shape.cards) if card.mig_profile == request.mig_profile)
     part = part_of(shape.machine, kind)
     by_model: dict[str, int] = {}
@@ -189,8 +197,7 @@ def _groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rej
         if mask.bit_count() >= request.ask.count
     ]
     ranked.sort(key=lambda row: (row[0], -row[2].bit_count(), row[1]))
-    groups = tuple(DeviceGroup(rank, mask, part, model) for rank, model, mask in ranked)
-    return groups or Rejection(names.REJECT_NEVER_FITS)
+    return tuple(DeviceGroup(rank, mask, part, model) for rank, model, mask in ranked)
 
 
 def device_groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rejection:

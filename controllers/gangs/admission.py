@@ -146,10 +146,10 @@ class AdmissionReconciler:
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
         is_blocking = self._cache.rules.policy.block_admission
-        if (is_blocking or self._cache.rules.strict_order) and not all(
-            map(self._cache.is_current, self._cache.gangs())
-        ):
-            return [CUT_SECONDS]  # a gang whose last write is not seen yet keeps others waiting, too
+        tried = (gang for key in self._cache.candidates if (gang := self._cache.gang(key)) is not None)
+        ahead_of_others = self._cache.gangs() if is_blocking else tried if self._cache.rules.strict_order else ()
+        if not all(map(self._cache.is_current, ahead_of_others)):
+            return [CUT_SECONDS]  # one whose last write is not seen yet keeps others waiting, too
         first = self._blocker() if is_blocking else None
         ahead: dict[str, Ahead] = {}
         for number, view in enumerate(waiting):

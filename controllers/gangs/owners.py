@@ -168,8 +168,9 @@ async def _workloads(context: Context, namespace: str, name: str, owner: Suspend
     """
     path = paths.kueue_workloads(namespace, name)
     try:
-        named = decode(await context.api.get(path), KueueWorkload, path)
-        found: Sequence[KueueWorkload] = [named] if not named.is_finished else await _slices(context, namespace, owner)
+        named = await _named(context, path)
+        is_live = named is not None and not named.is_finished
+        found: Sequence[KueueWorkload] = [named] if is_live and named else await _slices(context, namespace, owner)
     except (NotFound, Forbidden, MalformedAnswer) as error:
         log.warning("Could not read the Workload of a gang's owner", workload=f"{namespace}/{name}", err=str(error))
         return (owner,)
@@ -180,6 +181,13 @@ async def _workloads(context: Context, namespace: str, name: str, owner: Suspend
     )
     workloads = (SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=one.name or name, uid=one.uid) for one in live)
     return tuple(islice(workloads, OWNERS_MAX)) or (owner,)
+
+
+async def _named(context: Context, path: str) -> KueueWorkload | None:
+    try:
+        return decode(await context.api.get(path), KueueWorkload, path)
+    except NotFound:  # Kueue may delete slices that are finished
+        return None
 
 
 async def _slices(context: Context, namespace: str, owner: SuspendedOwner) -> Sequence[KueueWorkload]:

@@ -11,7 +11,7 @@ from atoll.cluster import fleet as fleet_module
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices, cell_of
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request, Verdict, request_of
 from atoll.cluster.selection import PREFERENCE, select
 from tests.builders import make_claim, make_devices, make_pod
 from topology.choice import Reason
@@ -156,7 +156,7 @@ def test_mig_instances_are_a_class_of_their_own() -> None:
     both = select(devices, devices.all, ask(2, migProfile="3g.40gb"))
     assert not isinstance(both, Rejection)
     assert (both.choice.positions, both.choice.relative_quality) == ((5, 6), 1.0)
-    assert select(devices, 0b0100000, ask(2, migProfile="3g.40gb")) == Rejection(str(Reason.TOO_FEW_FREE))
+    assert select(devices, 0b0100000, ask(2, migProfile="3g.40gb")) == Rejection(str(Reason.TOO_FEW_FREE), Verdict.BUSY)
 
 
 def test_instances_of_one_card_go_together_and_have_no_nvlink() -> None:

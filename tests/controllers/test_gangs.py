@@ -412,7 +412,10 @@ async def test_an_evicted_gang_under_kueue_turns_the_switch_of_its_workload(
     assert made.server.objects[left]["spec"] == {}
 
 
-async def test_an_elastic_owner_is_stopped_by_the_workload_that_replaced_the_one_on_its_pods(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_kept", [True, False], ids=["finished", "deleted"])
+async def test_an_elastic_owner_is_stopped_by_the_workload_that_replaced_the_one_on_its_pods(
+    tmp_path: Path, *, is_kept: bool
+) -> None:
     """Kueue admits a larger slice when a Job grows, and ends the one that the pods name: its switch moves nothing."""
     later = WORKLOAD.replace("job-job-1", "job-job-2")
     owned = {"ownerReferences": [OWNED[0]]}
@@ -421,12 +424,14 @@ async def test_an_elastic_owner_is_stopped_by_the_workload_that_replaced_the_one
         add_under_kueue(made, {})
         first = made.server.objects[WORKLOAD]
         made.server.put(WORKLOAD, {**strip_version(first), "status": finished})
+        if not is_kept:
+            made.server.remove(WORKLOAD)
         made.server.put(later, {"metadata": {"name": "job-job-2", "uid": "v", **owned}, "spec": {}})
         other = later.replace("job-job-2", "other")
         made.server.put(other, {"metadata": {"name": "other", "uid": "x", "ownerReferences": []}, "spec": {}})
         await settled(running, lambda: is_let_go(made, "g"))
         await settled(running, lambda: made.server.objects[later]["spec"] == {"active": False}, seconds=20)
-        assert made.server.objects[WORKLOAD]["spec"] == made.server.objects[other]["spec"] == {}
+        assert made.server.objects[other]["spec"] == made.server.objects.get(WORKLOAD, {"spec": {}})["spec"] == {}
         for number in range(2):
             made.delete(f"g-{number}")
         await settled(running, lambda: made.server.objects[later]["spec"] == {"active": True}, seconds=20)

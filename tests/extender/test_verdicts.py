@@ -98,6 +98,8 @@ def test_pod_that_fits_nowhere_hears_why_of_every_node(claim: dict[str, Any], re
         pytest.param({"count": 8}, ["small"], Verdict.NEVER, id="the only machine is too small"),
         pytest.param({"models": ["amd-x"]}, ["free", "full"], Verdict.NEVER, id="no machine has the model"),
         pytest.param({"count": 8}, ["small", "unready"], Verdict.UNKNOWN, id="an NVLink fabric may become ready"),
+        pytest.param({"count": 8}, ["small", "partly"], Verdict.UNKNOWN, id="one card's NVLink fabric may"),
+        pytest.param({"count": 9}, ["small", "unready"], Verdict.NEVER, id="too small with any fabric"),
         pytest.param({"count": 1}, [], Verdict.UNKNOWN, id="no node is asked about"),
     ],
 )
@@ -108,7 +110,8 @@ def test_filter_says_whether_it_is_busy_unknown_or_never(
     ledger = machine_room(free="dgx-h100", full="dgx-h100", small="l40s-4", silent="dgx-h100")
     ledger.put_report(make_report("sick", "dgx-h100", sick=[3]))
     ledger.put_report(make_report("unready", "dgx-h100", devices=dict.fromkeys(range(8), NO_FABRIC)))
-    for name in ("sick", "unready"):
+    ledger.put_report(make_report("partly", "dgx-h100", devices={5: NO_FABRIC}))
+    for name in ("sick", "unready", "partly"):
         ledger.put_heartbeat(name, NOW, 180.0)
     take(ledger, "full", *range(8))
     ledger.put_heartbeat("silent", NOW - 181, 180.0)
