@@ -124,7 +124,8 @@ async def test_a_late_pod_of_no_pod_set_of_the_gang_is_told(tmp_path: Path) -> N
         made.run_all("g", 2)
         made.add_member("g", 2, annotations={names.POD_SET: "extra"}, **MEMBER)
         await settled(running, lambda: (names.REASON_GANG_WAITING, "g-2") in running.notes.recorded)
-        assert f"names no pod set of GpuGang 'g', which has pods; set {names.POD_SET}" in running.notes.texts[-1]
+        told = running.notes.notes_on(names.REASON_GANG_WAITING, "g-2")[-1]
+        assert f"names no pod set of GpuGang 'g', which has pods; set {names.POD_SET}" in told
         assert made.is_gated("g-2")
 
 
@@ -139,3 +140,5 @@ async def test_a_member_outside_of_the_group_keeps_the_gang_waiting(tmp_path: Pa
         made.add_gang("g", 2)
         await settled(running, lambda: "is not of PodGroup 'g'" in str(made.gang("g").get("status")))
         assert made.held() == 0
+        words = "GpuGang 'g' does not start: pod g-1 names the gang"
+        await settled(running, lambda: words in running.notes.notes_on(names.REASON_GANG_WAITING, "g-1")[-1])
