@@ -23,7 +23,8 @@ from atoll.cluster.gangs.lifecycle import (
     give_up,
     has_begun,
 )
-from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, key_of, stage_of
+from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, key_of, stage_of, without_pod_set
+from atoll.cluster.gangs.pod_groups import group_of
 from atoll.cluster.gangs.readiness import placeable
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
@@ -34,7 +35,7 @@ from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
 from controllers.gangs.answers import NominatedMember
 from controllers.gangs.cache import GangCache, gang_reference, jitter_of
-from controllers.gangs.creation import TOLD_MAX, GangMaker
+from controllers.gangs.creation import NOTE_LENGTH_MAX, TOLD_MAX, GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
 from controllers.gangs.pod_groups import PodGroupGangs
 from controllers.gangs.writes import (
@@ -130,7 +131,7 @@ class GangReconciler:
         token = self._context.new_token()
         view = self._cache.view(gang)
         decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
-        self._tell_excess(view)
+        self._tell_gated(view)
         self._cache.busy.add(key)
         try:
             return await self._act(key, gang, decision)
@@ -168,18 +169,34 @@ class GangReconciler:
                     self._place()
         return decision.again_seconds
 
-    def _tell_excess(self, view: GangView) -> None:
-        """Record on pods that come beyond the counts of a running gang that nobody will let them go."""
-        if not view.is_admitted:
-            return
-        name = view.gang.metadata.name
-        for member in placeable(view.gang.spec, view.members)[1][:TOLD_MAX]:
-            note = (
-                f"GpuGang {name!r} has as many members of pod set {member.pod_set} as it counts; this pod stays gated "
-                "until one of them ends, or the pod set's count is raised"
-            )
+    def _tell_gated(self, view: GangView) -> None:
+        """Record on gated pods why nobody lets them go."""
+        for member, note in self._notes(view):
             reference = pod_reference(member.pod)
             self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
+
+    def _notes(self, view: GangView) -> list[tuple[GangMember, str]]:
+        """Return pods with what keeps their gang from starting for its PodGroup, strangers to the group first; or pods
+        that come beyond the counts of a running gang, or for none of its pod sets."""
+        spec, name = view.gang.spec, view.gang.metadata.name
+        gated = [member for member in view.members if member.is_gated]
+        if not view.is_admitted:
+            conflict = self._cache.group_conflicts.get(key_of(view.gang), "")
+            told = sorted(gated, key=lambda member: group_of(member.pod) == name)[:TOLD_MAX] if conflict else []
+            return [(member, f"GpuGang {name!r} does not start: {conflict}"[:NOTE_LENGTH_MAX]) for member in told]
+        known = ", ".join(pod_set.name for pod_set in spec.pod_sets[:TOLD_MAX])
+        lost = (
+            f"the pod names no pod set of GpuGang {name!r}, which has {known}; set {names.POD_SET} on its template to "
+            "one of them, and create it again"
+        )[:NOTE_LENGTH_MAX]
+        excess = (
+            f"GpuGang {name!r} has as many members of pod set {{}} as it counts; this pod stays gated until one of "
+            "them ends, or the pod set's count is raised"
+        )
+        return [
+            *((member, lost) for member in without_pod_set(gated)[:TOLD_MAX]),
+            *((member, excess.format(member.pod_set)) for member in placeable(spec, view.members)[1][:TOLD_MAX]),
+        ]
 
     async def _catch_up(self, gang: GpuGang) -> float:
         """Wait until the mirror shows our own writes; end the wait for one that got no answer. Raises KubeError."""

@@ -10,7 +10,16 @@ from typing import Any, Final
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
-from atoll.cluster.gangs.membership import ONLY_SET, GangKey, MemberStage, has_gate, set_names, stage_of
+from atoll.cluster.gangs.conditions import is_true
+from atoll.cluster.gangs.membership import (
+    ONLY_SET,
+    GangKey,
+    MemberStage,
+    controller_uid,
+    has_gate,
+    set_names,
+    stage_of,
+)
 from atoll.cluster.gangs.pod_groups import PodGroup, conflict, gang_spec, group_of, outsider, refusal
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
@@ -40,9 +49,12 @@ def waiting_group(members: Sequence[Pod]) -> str:
     return max((group_of(pod) for pod in members if has_gate(pod)), default="")
 
 
-def _living(members: Sequence[Pod]) -> list[Pod]:
-    """Return the pods without those that failed or are being deleted, which have successors."""
-    return [pod for pod in members if stage_of(pod) not in {MemberStage.FAILED, MemberStage.ENDING}]
+def _counting(members: Sequence[Pod]) -> list[Pod]:
+    """Return the pods that count for the next start: not those that failed or are being deleted, which have successors,
+    and those that have succeeded only where their owner has pods that wait, as in the quorum."""
+    owners = {owner for pod in members if stage_of(pod) is MemberStage.GATED and (owner := controller_uid(pod))}
+    live = [pod for pod in members if stage_of(pod) not in {MemberStage.FAILED, MemberStage.ENDING}]
+    return [pod for pod in live if stage_of(pod) is not MemberStage.SUCCEEDED or controller_uid(pod) in owners]
 
 
 class PodGroupGangs:
@@ -57,14 +69,14 @@ class PodGroupGangs:
         group = await self._read(key)
         if group is None or not group.min_count:
             return f"there is no PodGroup {key[1]!r} of policy gang; create it, or a GpuGang of this name"
-        members = _living(members)
+        members = _counting(members)
         refused = refusal(group, priority=members[0].spec.priority) or outsider(members, key[1])
         if refused:
             return refused
         if len(members) < group.min_count:
             return (
-                f"the PodGroup needs {group.min_count} pods, and has {len(members)} by now; pods without GPUs count if "
-                f"their annotation {names.GANG} names it"
+                f"the PodGroup needs {group.min_count} pods, and has {len(members)} by now; those of its pods that "
+                f"ask for no GPUs count if their annotation {names.GANG} names it too"
             )
         counts = pod_set_counts(members)
         if counts is None:
@@ -76,25 +88,32 @@ class PodGroupGangs:
             "annotations": {names.GANG_MADE_FOR: POD_GROUP + group.metadata.uid},
             "ownerReferences": [owner],
         }
-        spec = gang_spec(group, counts, len(members))
+        spec = gang_spec(group, counts)
         return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": spec}
 
     async def follow(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
-        """Let the gang follow its PodGroup; return whether it was changed. Raises KubeError."""
+        """Let the gang follow its PodGroup; return whether it was changed. Raises KubeError.
+
+        An admitted gang only takes in more pods; its quorum, and lower counts, are for the next start.
+        """
         key = (gang.metadata.namespace, gang.metadata.name)
         group = await self._read(key) if waiting_group(members) == key[1] else None
         if group is None or not group.min_count:
             self._cache.group_conflicts.pop(key, None)
             return False
-        members = _living(members)
+        members = _counting(members)
         is_made = gang.metadata.annotations.get(names.GANG_MADE_FOR) == POD_GROUP + group.metadata.uid
         self._cache.group_conflicts[key] = outsider(members, key[1]) or ("" if is_made else conflict(group, gang))
         if not is_made:
             return False
         known = {pod_set.name: pod_set.count for pod_set in gang.spec.pod_sets}
-        found = pod_set_counts(members) or {}
-        counts = {name: max(known.get(name, 0), found.get(name, 0)) for name in known | found}
-        spec = gang_spec(group, counts, len(members))
+        counts = pod_set_counts(members) or known
+        is_admitted = gang.status is not None and is_true(gang.status.conditions, names.CONDITION_ADMITTED)
+        if is_admitted:
+            counts = {name: max(known.get(name, 0), counts.get(name, 0)) for name in known | counts}
+        spec = gang_spec(group, counts)
+        if is_admitted:
+            spec["minMember"] = gang.spec.min_member
         wanted = {one["name"]: one["count"] for one in spec["podSets"]}
         if (spec["minMember"], wanted) == (gang.spec.min_member, known):
             return False

@@ -81,6 +81,54 @@ async def test_a_member_that_failed_counts_for_nobody(tmp_path: Path) -> None:
         assert counts(made) == (2, 2)
 
 
+async def test_members_that_are_done_and_come_no_more_count_for_nobody(tmp_path: Path) -> None:
+    """Two pods of a group that starts and ends whole come after three that have succeeded: the next start needs two."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 2, disruptionMode={"all": {}})
+        for number in range(3):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(3)))
+        made.run_all("g", 3)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        for number in range(3):
+            made.end(f"g-{number}")
+        for number in (3, 4):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-3") and not made.is_gated("g-4"))
+        assert counts(made) == (2, 2)
+
+
+async def test_a_raised_min_count_counts_for_the_next_start(tmp_path: Path) -> None:
+    """A running gang keeps its quorum, takes in a late pod, and stays ready."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 2)
+        for number in range(2):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+        made.run_all("g", 2)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        put_group(made, 4)
+        made.add_member("g", 2, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-2"))
+        assert made.gang("g")["spec"]["minMember"] == 2
+        assert made.reason("g", names.CONDITION_PODS_READY) == "Started"
+
+
+async def test_a_late_pod_of_no_pod_set_of_the_gang_is_told(tmp_path: Path) -> None:
+    """The gang runs and counts it nowhere, so nobody will let it go."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_group(made, 2)
+        for number in range(2):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+        made.run_all("g", 2)
+        made.add_member("g", 2, annotations={names.POD_SET: "extra"}, **MEMBER)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-2") in running.notes.recorded)
+        told = running.notes.notes_on(names.REASON_GANG_WAITING, "g-2")[-1]
+        assert f"names no pod set of GpuGang 'g', which has pods; set {names.POD_SET}" in told
+        assert made.is_gated("g-2")
+
+
 async def test_a_member_outside_of_the_group_keeps_the_gang_waiting(tmp_path: Path) -> None:
     """kube-scheduler does not count it, so Atoll does not start the gang with it."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
@@ -92,3 +140,5 @@ async def test_a_member_outside_of_the_group_keeps_the_gang_waiting(tmp_path: Pa
         made.add_gang("g", 2)
         await settled(running, lambda: "is not of PodGroup 'g'" in str(made.gang("g").get("status")))
         assert made.held() == 0
+        words = "GpuGang 'g' does not start: pod g-1 names the gang"
+        await settled(running, lambda: words in running.notes.notes_on(names.REASON_GANG_WAITING, "g-1")[-1])

@@ -93,9 +93,14 @@ class GangMember:
         return has_gate(self.pod)
 
 
+def controller_uid(pod: Pod) -> str:
+    """Return the uid of the pod's controller; empty for a bare pod."""
+    return next((owner.uid for owner in pod.metadata.owner_references if owner.controller), "")
+
+
 def owner_uid(member: GangMember) -> str:
     """Return the uid of the member's controller; empty for a bare pod."""
-    return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")
+    return controller_uid(member.pod)
 
 
 def is_of_stateful_set(member: GangMember) -> bool:

@@ -105,9 +105,8 @@ def outsider(members: Iterable[Pod], group: str) -> str:
     )
 
 
-def gang_spec(group: PodGroup, counts: Mapping[str, int], present: int) -> dict[str, Any]:
-    """Return minMember, podSets and topology of the GpuGang for a group that has had so many pods of each pod set, and
-    has `present` pods now.
+def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return minMember, podSets and topology of the GpuGang for a group that has so many pods of each pod set.
 
     Groups have no upper bound, so the gang grows with its pods. If all may only be disrupted together, all are needed.
     """
@@ -119,7 +118,7 @@ def gang_spec(group: PodGroup, counts: Mapping[str, int], present: int) -> dict[
     levels = constraints.topology if constraints is not None else ()
     topology = {"topology": {"mode": "required", "level": levels[0].key}} if levels else {}
     return {
-        "minMember": max(group.min_count, present) if is_one else group.min_count,
+        "minMember": max(group.min_count, sum(counts.values())) if is_one else group.min_count,
         "podSets": pod_sets,
         **topology,
     }

@@ -54,17 +54,10 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any]]] = {
 def test_a_group_becomes_a_gang_with_its_quorum_domain_and_unit_of_disruption(case: str) -> None:
     """A group has no upper bound, so the gang has as many members as there are pods."""
     spec, counts, want = KEPT[case]
-    made = gang_spec(group(**spec), counts, sum(counts.values()))
+    made = gang_spec(group(**spec), counts)
 
     assert made == want
     GpuGang.model_validate({"metadata": {"name": "training"}, "spec": made})
-
-
-def test_a_group_that_is_disrupted_whole_needs_the_pods_that_it_has_now() -> None:
-    """It has had six pods and has five: the sixth does not come back."""
-    made = gang_spec(group(disruptionMode={"all": {}}), {"pods": 6}, 5)
-
-    assert (made["minMember"], made["podSets"]) == (5, [{"name": "pods", "count": 6}])
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
