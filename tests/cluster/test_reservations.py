@@ -15,7 +15,7 @@ from atoll.api.times import text_of
 from atoll.cluster.leases import Holder, LeaseRecord, lease_body, parse_lease, reserved_for, returned_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod, decode_lease
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request, Verdict, request_of
 from atoll.cluster.reservation_use import mark_of, why_unusable
 from atoll.cluster.reservations import NodeOffer, ReservationDecision, decide
 from atoll.cluster.verdicts import FilterInput, judge_nodes
@@ -300,7 +300,7 @@ def test_who_may_use_it_and_why_not(pod: Pod, spec: dict[str, Any], phase: str, 
 
 def test_pod_that_names_one_never_runs_outside_it() -> None:
     """Whoever knows of no such reservation refuses it; where that holds too little the pod waits beside free GPUs."""
-    assert request_of(user(), None) == Rejection(names.REJECT_RESERVATION_MISSING)
+    assert request_of(user(), None) == Rejection(names.REJECT_RESERVATION_MISSING, Verdict.UNKNOWN)
 
     floor = Floor("n1", "n2")
     reservation = make_reservation_object(2, status={"phase": "Active"})

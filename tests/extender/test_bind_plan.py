@@ -9,7 +9,7 @@ from atoll.api.claims import VisibleDevices
 from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request, Verdict, request_of
 from extender.bind_plan import BindPlan, binding_body, plan_bind
 from tests.builders import make_claim, make_devices, make_pod, uuid_of
 from topology.choice import Reason
@@ -130,7 +130,7 @@ def test_no_set_is_a_reason() -> None:
 
     answer = plan_bind(pod, make_devices("n1", "t4-4"), 0b1, _request(pod, {}), VisibleDevices.UUID)
 
-    assert answer == Rejection(str(Reason.TOO_FEW_FREE))
+    assert answer == Rejection(str(Reason.TOO_FEW_FREE), Verdict.BUSY)
 
 
 def test_binding_is_fenced() -> None:
