@@ -146,9 +146,7 @@ class AdmissionReconciler:
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
         is_blocking = self._cache.rules.policy.block_admission
-        tried = (gang for key in self._cache.candidates if (gang := self._cache.gang(key)) is not None)
-        ahead_of_others = self._cache.gangs() if is_blocking else tried if self._cache.rules.strict_order else ()
-        if not all(map(self._cache.is_current, ahead_of_others)):
+        if not all(map(self._cache.is_current, self._cache.gangs() if is_blocking else self._ahead_of_others())):
             return [CUT_SECONDS]  # one whose last write is not seen yet keeps others waiting, too
         first = self._blocker() if is_blocking else None
         ahead: dict[str, Ahead] = {}
@@ -169,6 +167,13 @@ class AdmissionReconciler:
                 ahead[pool] = await self._with_contender(ahead.get(pool, NOBODY), view)
             await asyncio.sleep(0)
         return waits
+
+    def _ahead_of_others(self) -> Iterable[GpuGang]:
+        """Return the gangs that others must not pass: under strict order each that is tried, else those that run and
+        lack members."""
+        tried = (gang for key in self._cache.candidates if (gang := self._cache.gang(key)) is not None)
+        is_strict = self._cache.rules.strict_order
+        return (one for one in tried if is_strict or (one.status and one.status.admission))
 
     async def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
         """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because

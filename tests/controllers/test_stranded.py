@@ -152,7 +152,7 @@ async def test_by_policy_nobody_is_evicted(tmp_path: Path) -> None:
         await running.settled(lambda: running.notes.notes_on(names.REASON_GPUS_GONE, "down"))
 
         assert there(running) == {"down", "up", "whole"}
-        assert samples(running.metrics)[("atoll_test_stranded_pods",)] == 2
+        assert samples(running.metrics)[("atoll_controllers_stranded_pods",)] == 2
         running.server.remove(f"{PODS}/up")
-        await running.settled(lambda: samples(running.metrics)[("atoll_test_stranded_pods",)] == 1)
+        await running.settled(lambda: samples(running.metrics)[("atoll_controllers_stranded_pods",)] == 1)
         assert not [path for _, path in running.api.writes if path.endswith("/eviction")]
