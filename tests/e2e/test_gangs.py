@@ -116,36 +116,19 @@ def yard(world: RealCluster) -> Iterator[Yard]:
 
 @pytest.fixture(scope="module")
 def refused(installation: Installation) -> Iterator[Yard]:
-    """A gang with places on a machine that no other test asks for, one of whose pinned members waits for a volume that
-    only one pod may use. For 40 s that may be a view that lags behind; meanwhile the other tests run."""
+    """A gang on a machine that no other test asks for. kube-scheduler refuses one of its pinned members: both write to
+    one iSCSI disk, which is not weighed. For 40 s that may be a view that lags behind; meanwhile the other tests run."""
     with RealCluster.of_one_test(installation) as world:
         yard = Yard(world)
         world.claim("two", 2, models=["nvidia-l40s"])
         yard.gang("x", count=2)
-        add_volume_of_one_pod(world)
+        disk = {"targetPortal": "10.0.0.1:3260", "iqn": "iqn.2001-04.com.example:one.disk", "lun": 0}
         for number in range(2):
             body = yard.member_body("x", f"x-{number}", "two")
-            body["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "data"}})
+            body["spec"]["volumes"].append({"name": "data", "iscsi": disk})
             world.create(body)
         yard.wait_reason("x", "Admitted")
         yield yard
-
-
-def add_volume_of_one_pod(world: RealCluster) -> None:
-    """Create the claim `data`, bound to a volume, that kube-scheduler gives to one pod at a time."""
-    common = {"accessModes": ["ReadWriteOncePod"], "storageClassName": ""}
-    own = {"hostPath": {"path": "/tmp"}, "claimRef": {"namespace": world.namespace, "name": "data"}}
-    name, size = f"data-{world.namespace}", {"storage": "1Gi"}
-    volume = {"metadata": {"name": name}, "spec": {**common, **own, "capacity": size}}
-    claim = {
-        "metadata": {"name": "data"},
-        "spec": {**common, "volumeName": name, "resources": {"requests": size}},
-    }
-    path = f"/api/v1/namespaces/{world.namespace}/persistentvolumeclaims"
-    kind = {"apiVersion": "v1"}
-    world.cluster.api.request("POST", "/api/v1/persistentvolumes", {**kind, "kind": "PersistentVolume", **volume})
-    world.cluster.api.request("POST", path, {**kind, "kind": "PersistentVolumeClaim", **claim})
-    world.wait(lambda: world.cluster.api.get(f"{path}/data")["status"].get("phase") == "Bound", "the claim to be bound")
 
 
 @pytest.mark.usefixtures("refused")
@@ -623,7 +606,7 @@ def controllers_with(world: RealCluster, *options: str) -> Iterator[None]:
 
 
 def test_a_member_that_kube_scheduler_refuses_ends_the_admission(refused: Yard) -> None:
-    """One pinned member waits for a volume that another uses: the whole gang gives its GPUs back."""
+    """One pinned member waits for a disk that another uses: the whole gang gives its GPUs back."""
     refused.wait_reason("x", "SchedulerRefused", kind=names.CONDITION_EVICTED)
     refused.world.wait(lambda: refused.world.leases() == [], "nothing to be held")
     assert refused.condition("x", names.CONDITION_ADMITTED)["status"] == "False"

@@ -165,7 +165,13 @@ def let_go(service: ServiceReplica, name: str) -> dict[str, str]:
 ONCE = dict.fromkeys(("before", "left", "right", "after", "end"), "succeeded, try 1")
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+BLOWS = [
+    pytest.param(signal.SIGKILL, id="killed"),
+    pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("blow", BLOWS)
 def test_a_run_goes_on_when_its_leader_does_not(
     replicas: tuple[ServiceReplica, ServiceReplica], blow: signal.Signals
 ) -> None:

@@ -414,7 +414,7 @@ GUARDS: dict[str, Guard] = {
         "an admission arrives whose Leases are gone", _leases_of_a_gang_taken_back_without_a_fence, seed=1500
     ),
     "Leases renewed before a gate": Guard(
-        "a member starts whose Leases are being deleted", _gates_open_for_what_the_mirror_shows, seed=1600
+        "a member starts whose Leases are being deleted", _gates_open_for_what_the_mirror_shows, seed=2822
     ),
     "all hold before the first gate": Guard(
         "half a gang starts when one is made anew", _gates_open_for_members_that_hold_nothing, seed=1545
