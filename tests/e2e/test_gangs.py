@@ -117,7 +117,7 @@ def yard(world: RealCluster) -> Iterator[Yard]:
 @pytest.fixture(scope="module")
 def refused(installation: Installation) -> Iterator[Yard]:
     """A gang on a machine that no other test asks for. kube-scheduler refuses one of its pinned members: both write to
-    one iSCSI disk, which is not weighed. For 40 s that may be a view that lags behind; meanwhile the other tests run."""
+    one iSCSI disk, which is not weighed. For 40 s that may be a view that lags behind; meanwhile other tests run."""
     with RealCluster.of_one_test(installation) as world:
         yard = Yard(world)
         world.claim("two", 2, models=["nvidia-l40s"])
