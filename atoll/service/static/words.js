@@ -10,6 +10,14 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Make these elements the children of a list, in this order. What is in its place stays untouched, and keeps the focus.
+export function place(list, items) {
+  for (const item of [...list.children]) if (!items.includes(item)) item.remove();
+  items.forEach((item, position) => {
+    if (list.children[position] !== item) list.insertBefore(item, list.children[position] ?? null);
+  });
+}
+
 export function ageText(seconds) {
   for (const [size, unit] of [[86400, "days"], [3600, "h"], [60, "min"]]) {
     if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;

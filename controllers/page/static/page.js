@@ -3,7 +3,7 @@
 
 import { gpuText, gpusOf, isIll, make, nodeCard } from "./islands.js";
 import { follow, headers, retry } from "./stream.js";
-import { ageText, byId, onToken, showState, showTrouble } from "./words.js";
+import { ageText, byId, onToken, place, showState, showTrouble } from "./words.js";
 
 const NODES_PER_PAGE = 24;
 const OPEN_MAX = 4; // answers that are kept up to date
@@ -71,18 +71,9 @@ function showNodes() {
   if (byId("range").textContent !== range) byId("range").textContent = range;
   byId("before").disabled = state.page === 0;
   byId("after").disabled = state.page >= pages - 1;
-  for (const [name, card] of cards) {
-    if (!shown.includes(name)) {
-      card.item.remove();
-      cards.delete(name);
-    }
-  }
-  const list = byId("nodes");
-  shown.forEach((name, position) => {
-    const card = nodeCard(nodes.get(name), cards.get(name), chooseGpu);
-    cards.set(name, card);
-    if (list.children[position] !== card.item) list.insertBefore(card.item, list.children[position] ?? null);
-  });
+  for (const name of cards.keys()) if (!shown.includes(name)) cards.delete(name);
+  for (const name of shown) cards.set(name, nodeCard(nodes.get(name), cards.get(name), chooseGpu));
+  place(byId("nodes"), shown.map((name) => cards.get(name).item));
   showChosen();
 }
 
@@ -171,11 +162,7 @@ function showWaiting() {
     ? `${podsWait()}, the longest first${left > 0 ? `; ${left} of them are not shown` : ""}.`
     : "No pod waits for GPUs.";
   const old = new Map([...list.children].map((item) => [item.dataset.pod, item]));
-  const wanted = state.waiting.map((row) => showRow(old.get(row.pod) ?? makeRow(row.pod), row));
-  for (const item of [...list.children]) if (!wanted.includes(item)) item.remove();
-  wanted.forEach((item, position) => {
-    if (list.children[position] !== item) list.insertBefore(item, list.children[position] ?? null);
-  });
+  place(list, state.waiting.map((row) => showRow(old.get(row.pod) ?? makeRow(row.pod), row)));
 }
 
 function makeRow(pod) {

@@ -3,7 +3,7 @@
 
 import { gpuText, gpusOf, make, nodeCard } from "./islands.js";
 import { follow, retry } from "./stream.js";
-import { ageText, ask, byId, onToken, setText, showState, showTrouble, timeText } from "./words.js";
+import { ageText, ask, byId, onToken, place, setText, showState, showTrouble, timeText } from "./words.js";
 
 const ROWS_PER_PAGE = 50;
 const BARS_MAX = 60; // per type of GPU
@@ -77,11 +77,7 @@ function showQueue() {
   byId("after").disabled = state.page >= pages - 1;
   const body = byId("jobs");
   const old = new Map([...body.children].map((row) => [row.dataset.job, row]));
-  const rows = shown.map((job) => showRow(old.get(job.id) ?? makeRow(job), job));
-  for (const row of [...body.children]) if (!rows.includes(row)) row.remove();
-  rows.forEach((row, position) => {
-    if (body.children[position] !== row) body.insertBefore(row, body.children[position] ?? null);
-  });
+  place(body, shown.map((job) => showRow(old.get(job.id) ?? makeRow(job), job)));
 }
 
 function makeRow(job) {

@@ -5,7 +5,7 @@ import { drawGraph, MARKS, recordsOf, showGraph, shownOf } from "./graph.js";
 import { make } from "./islands.js";
 import { follow, retry } from "./stream.js";
 import { readUsecases, showUsecases } from "./usecases.js";
-import { ageText, ask, byId, onToken, setText, showState, showTrouble, timeText } from "./words.js";
+import { ageText, ask, byId, onToken, place, setText, showState, showTrouble, timeText } from "./words.js";
 
 const LOG_LINES = 200;
 const BARS_MAX = 300;
@@ -47,12 +47,7 @@ function showList() {
   const more = left ? `; ${left} more have not ended` : "";
   setText(byId("count"), `${runs.length === 1 ? "1 run is" : `${runs.length || "No"} runs are`} like that${more}.`);
   const old = new Map([...byId("runs").children].map((row) => [row.dataset.run, row]));
-  const rows = runs.map((run) => showRow(old.get(run.id) ?? makeRow(run), run));
-  for (const row of old.values()) if (!rows.includes(row)) row.remove();
-  rows.forEach((row, position) => {
-    const there = byId("runs").children[position];
-    if (there !== row) byId("runs").insertBefore(row, there ?? null);
-  });
+  place(byId("runs"), runs.map((run) => showRow(old.get(run.id) ?? makeRow(run), run)));
 }
 
 function makeRow(run) {
@@ -145,14 +140,8 @@ function showTimes() {
   const more = left > 0 ? `; ${left} later steps are not shown` : "";
   setText(byId("times-text"), begun.length ? `From ${timeText(from)}, ${ageText(span / 1000)}${more}.` : "No step has begun.");
   const old = new Map([...byId("times").children].map((item) => [item.dataset.step, item]));
-  const shown = begun.slice(0, BARS_MAX).map((step) => {
-    const item = old.get(step.name) ?? makeBar(step.name);
-    return showBar(item, step, (moment) => (100 * (Math.max(moment, from) - from)) / span, end);
-  });
-  for (const item of old.values()) if (!shown.includes(item)) item.remove();
-  shown.forEach((item, position) => {
-    if (byId("times").children[position] !== item) byId("times").insertBefore(item, byId("times").children[position] ?? null);
-  });
+  const percent = (moment) => (100 * (Math.max(moment, from) - from)) / span;
+  place(byId("times"), begun.slice(0, BARS_MAX).map((step) => showBar(old.get(step.name) ?? makeBar(step.name), step, percent, end)));
 }
 
 function makeBar(name) {
@@ -163,12 +152,12 @@ function makeBar(name) {
   return item;
 }
 
-function showBar(item, step, place, now) {
+function showBar(item, step, percent, now) {
   const bar = item.firstChild;
   const [start, end] = [Date.parse(step.started_at), step.ended_at ? Date.parse(step.ended_at) : now];
   bar.className = `step ${step.status}`;
-  bar.style.left = `min(${place(start)}%, 100% - 1.5rem)`;
-  bar.style.width = `${place(end) - place(start)}%`;
+  bar.style.left = `min(${percent(start)}%, 100% - 1.5rem)`;
+  bar.style.width = `${percent(end) - percent(start)}%`;
   bar.title = `${step.name}: ${step.status}, ${step.ended_at ? "took" : "for"} ${ageText((end - start) / 1000)}`;
   bar.setAttribute("aria-label", bar.title);
   return item;
