@@ -24,7 +24,7 @@ from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
-from atoll.service.runtime import freeze_garbage, supervise
+from atoll.service.runtime import freeze_garbage, supervise, until_first
 from controllers.api import GuardedApi
 from controllers.claims import ClaimReconciler
 from controllers.context import Context
@@ -120,7 +120,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         mirror = process.mirror
         app = health_app(mirror, metrics)
         if settings.once:
-            await _until_first(mirror.run(), process.elector.lead(lambda _term: _lead_once(process)))
+            await until_first(mirror.run(), process.elector.lead(lambda _term: _lead_once(process)))
             return
         await supervise(
             mirror=mirror.run(),
@@ -183,7 +183,7 @@ async def _lead(process: ControllerManager) -> None:
     ordered by versions that have gone back."""
     while True:
         process.restored.clear()
-        await _until_first(_reconcile(process), process.restored.wait())
+        await until_first(_reconcile(process), process.restored.wait())
         if not process.restored.is_set():
             return
         log.warning("Reconciling anew, since the API server was restored")
@@ -299,16 +299,3 @@ def _gang_loops(context: Context, cache: GangCache) -> tuple[Loop[Any], ...]:
         delay_seconds=GANG_DELAY_SECONDS,
     )
     return gangs, admission, Loop(TopologyReconciler(context), context.clock, context.metrics)
-
-
-async def _until_first(*works: Any) -> None:  # noqa: ANN401 - coroutines of any kind
-    """Run side by side until the first ends; raise what it raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,6 +19,7 @@ from yarl import URL
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Unanswered, truncate
+from atoll.service.runtime import until_first
 from jobs.pod_logs import pod_of
 from jobs.records import JobRecord
 
@@ -141,7 +142,7 @@ class PodExec:
                 await terminal.accept()
                 is_open = True
                 limit.reschedule(asyncio.get_running_loop().time() + TERMINAL_SECONDS)
-                await _relay(socket, terminal)
+                await until_first(_type_in(socket, terminal), _show(socket, terminal))
         except TimeoutError as error:
             if not is_open:
                 raise Unanswered("exec got no answer in time", path=record.namespace, sent=True) from error
@@ -176,19 +177,6 @@ class PodExec:
             raise ExecRefused(f"the cluster answers {error.status}: {truncate(error.message)}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unanswered(f"exec failed: {error}", path=path, sent=True) from error
-
-
-async def _relay(socket: aiohttp.ClientWebSocketResponse, terminal: TerminalUser) -> None:
-    """Pass messages in both directions until the command ends or one side goes away."""
-    tasks = [asyncio.create_task(_type_in(socket, terminal)), asyncio.create_task(_show(socket, terminal))]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for one in done:
-            one.result()
-    finally:
-        for one in tasks:
-            one.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _type_in(socket: aiohttp.ClientWebSocketResponse, terminal: TerminalUser) -> None:

@@ -47,6 +47,19 @@ async def supervise(**tasks: Coroutine[Any, Any, None]) -> None:
             group.create_task(_forever(name, work), name=name)
 
 
+async def until_first(*works: Coroutine[Any, Any, object]) -> None:
+    """Run side by side until the first ends, and cancel the others; raise what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def freeze_garbage() -> None:
     """Exclude all current objects from garbage collection; call it once, after the initial lists.
 
