@@ -51,8 +51,8 @@ class PeerConnection(Connection):
 
 
 class GuardedWebSocket(WSProtocol):
-    """Takes a connection over from its guard, and tells it of the end. A client that does not read
-    neither keeps the connection nor makes what waits for it grow."""
+    """Takes a connection over from its guard, and tells it of the end. A client that does not read neither keeps the
+    connection nor makes what waits for it grow."""
 
     _ping: Ping | None = None
 

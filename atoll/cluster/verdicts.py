@@ -99,8 +99,9 @@ def _judge(node_names: Sequence[str], request: Request, question: FilterInput, l
     keys = fleet.with_node_costs(fleet.keys(states, asked, demand), rows, states, asked.ask, demand)
     least = keys.min(initial=np.inf)
     if least == np.inf:
-        rejected = _reasons(node_names, states.tolist(), asked, ledger)
-        return NodeVerdicts(_verdict(node_names, states.tolist(), asked, ledger), rejected=rejected)
+        known = states.tolist()
+        rejected = _reasons(node_names, known, asked, ledger)
+        return NodeVerdicts(_verdict(node_names, known, asked, ledger), rejected=rejected)
     name = fleet.pick(rows, keys, states, asked, demand, cpu_milli=question.cpu_milli)
     answer = offer(own.get(name) or fleet.cell_of(name), asked, demand)
     assert isinstance(answer, CellOffer)

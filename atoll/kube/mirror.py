@@ -163,7 +163,7 @@ class ClusterMirror:
     @property
     def reflectors(self) -> dict[WatchedKind, Reflector[Any]]:
         """Every watched collection by its kind."""
-        return {
+        found: dict[WatchedKind, Reflector[Any] | None] = {
             WatchedKind.POD: self.pods,
             WatchedKind.NODE: self.nodes,
             WatchedKind.LEASE: self.leases,
@@ -171,16 +171,17 @@ class ClusterMirror:
             WatchedKind.CLAIM: self.claims,
             WatchedKind.REPORT: self.node_statuses,
             WatchedKind.RESERVATION: self.reservations,
-            **({WatchedKind.GANG: self.gangs} if self.gangs is not None else {}),
-            **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
-            **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
-            **({WatchedKind.VOLUME_CLAIM: self.volume_claims} if self.volume_claims is not None else {}),
-            **({WatchedKind.STORAGE_CLASS: self.storage_classes} if self.storage_classes is not None else {}),
-            **({WatchedKind.CSI_NODE: self.csi_nodes} if self.csi_nodes is not None else {}),
-            **({WatchedKind.CSI_DRIVER: self.csi_drivers} if self.csi_drivers is not None else {}),
-            **({WatchedKind.STORAGE_CAPACITY: self.capacities} if self.capacities is not None else {}),
-            **({WatchedKind.NAMESPACE: self.namespaces} if self.namespaces is not None else {}),
+            WatchedKind.GANG: self.gangs,
+            WatchedKind.TOPOLOGY: self.topologies,
+            WatchedKind.VOLUME: self.volumes,
+            WatchedKind.VOLUME_CLAIM: self.volume_claims,
+            WatchedKind.STORAGE_CLASS: self.storage_classes,
+            WatchedKind.CSI_NODE: self.csi_nodes,
+            WatchedKind.CSI_DRIVER: self.csi_drivers,
+            WatchedKind.STORAGE_CAPACITY: self.capacities,
+            WatchedKind.NAMESPACE: self.namespaces,
         }
+        return {kind: one for kind, one in found.items() if one is not None}
 
     def on_change(self, listener: Listener) -> None:
         """Call `listener` after every change has reached the ledger; it must not block."""

@@ -169,8 +169,7 @@ async def _workloads(context: Context, namespace: str, name: str, owner: Suspend
     path = paths.kueue_workloads(namespace, name)
     try:
         named = await _named(context, path)
-        is_live = named is not None and not named.is_finished
-        found: Sequence[KueueWorkload] = [named] if is_live and named else await _slices(context, namespace, owner)
+        found = (named,) if named and not named.is_finished else await _slices(context, namespace, owner)
     except (NotFound, Forbidden, MalformedAnswer) as error:
         log.warning("Could not read the Workload of a gang's owner", workload=f"{namespace}/{name}", err=str(error))
         return (owner,)

@@ -77,14 +77,15 @@ def find_places(
             return found
         return dict.fromkeys(one.host for part in found.placement.assignments for one in part.members)
 
-    unknown = unknown_nodes(chosen, requests, node_domains, cluster)
-    return judged(answer.message, hosts_on, cluster, unknown)
+    return judged(answer.message, hosts_on, cluster, lambda: unknown_nodes(chosen, requests, node_domains, cluster))
 
 
-def judged(message: str, hosts_on: Search, cluster: PlacementSnapshot, unknown: Sequence[str]) -> NoPlacement:
+def judged(
+    message: str, hosts_on: Search, cluster: PlacementSnapshot, unknown_of: Callable[[], Sequence[str]]
+) -> NoPlacement:
     """Return the verdict on what finds no place now: what becomes of it without other pods, then with every node in
-    order, then once `unknown` nodes have said what they have. If none of them helps, and
-    something else than room is missing, such as volumes, that is told."""
+    order, then once the nodes of `unknown_of` have said what they have; only then these are looked for. If none of that
+    helps, and something else than room is missing, such as volumes, that is told."""
     emptied = hosts_on(cluster.emptied())
     fits_emptied = not isinstance(emptied, NoPlacement)
     if cluster.pool is not None:
@@ -99,7 +100,7 @@ def judged(message: str, hosts_on: Search, cluster: PlacementSnapshot, unknown: 
         facts = [fact for host in hosts if (fact := cluster.withheld(host))]
         message = f"fits when {listed(facts, 'and')}; now {message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes", waits_for_nodes=True)
-    if unknown:
+    if unknown := unknown_of():
         count = f"{len(unknown)} node{'s' if len(unknown) > 1 else ''}"
         message = f"waits for the report of {count}: {listed(unknown, 'and')}; now {message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes", waits_for_nodes=True)

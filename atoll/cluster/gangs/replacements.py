@@ -57,26 +57,20 @@ def place_missing(
     cluster: PlacementSnapshot,
 ) -> Replacements:
     """Place each missing member that finds a place, and say what the others wait for."""
-    found, refused = _place(view, missing, requests, node_domains, cluster)
-    left = len(missing) - len(found)
-    if not left:
-        return Replacements(found)
-    if isinstance(refused, Obstacle):
-        return Replacements(found, NoPlacement(Verdict.UNKNOWN, refused.message, "WaitForQuorum"))
-    if not refused:
-        return Replacements(found, NoPlacement(Verdict.BUSY, f"{left} members are placed after these", "WaitForRoom"))
-    message = f"{left} of {len(missing)} members that it lacks find no place beside its others: {refused}"
+    now = _place(view, missing, requests, node_domains, cluster)
+    left = len(missing) - len(now.assignments)
+    if now.waiting is None and left:
+        return replace(now, waiting=NoPlacement(Verdict.BUSY, f"{left} members are placed after these", "WaitForRoom"))
+    if now.waiting is None or now.waiting.verdict is not Verdict.BUSY:
+        return now
+    told = f"{left} of {len(missing)} members that it lacks find no place beside its others: {now.waiting.message}"
 
     def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | NoPlacement:
-        placed, why = _place(view, missing, requests, node_domains, _beside_its_others(view, snapshot))
-        if isinstance(why, Obstacle):
-            return NoPlacement(Verdict.UNKNOWN, why.message, "WaitForQuorum")
-        if len(placed) < min(len(missing), MISSING_MAX):
-            return NoPlacement(Verdict.BUSY, why, "WaitForRoom")
-        return [one.allocation.node for one in placed]
+        found = _place(view, missing, requests, node_domains, _beside_its_others(view, snapshot))
+        return found.waiting or [one.allocation.node for one in found.assignments]
 
-    unknown = unknown_nodes(missing, requests, node_domains, cluster)
-    return Replacements(found, judged(message, hosts_on, cluster, unknown))
+    waiting = judged(told, hosts_on, cluster, lambda: unknown_nodes(missing, requests, node_domains, cluster))
+    return replace(now, waiting=waiting)
 
 
 def _beside_its_others(view: GangView, emptied: PlacementSnapshot) -> PlacementSnapshot:
@@ -102,18 +96,19 @@ def _place(
     requests: Mapping[str, Request],
     node_domains: NodeDomains,
     cluster: PlacementSnapshot,
-) -> tuple[tuple[MemberAssignment, ...], str | Obstacle]:
-    """Return an assignment for each missing member that finds a place on this snapshot, and why others find none."""
+) -> Replacements:
+    """Place the first missing members on this snapshot. `waiting`: busy, where some of them find no place on it."""
     spec = view.gang.spec
     homes = _homes(view.members, node_domains)
     used = {model for member, _ in homes for model in _models_of(member, cluster)}
     choices = model_choices(gpu_requests(missing, requests), node_domains, cluster)
     models = next((models for _, models in choices if not used or used.issuperset(models.values())), None)
     if models is None:
-        return (), f"no node has the model of its others, {', '.join(sorted(used))}"
+        told = f"no node has the model of its others, {', '.join(sorted(used))}"
+        return Replacements((), NoPlacement(Verdict.BUSY, told, "WaitForRoom"))
     question = search_input(spec, missing[:MISSING_MAX], requests, node_domains, cluster, models=models)
     if isinstance(question, Obstacle):
-        return (), question
+        return Replacements((), NoPlacement(Verdict.UNKNOWN, question.message, "WaitForQuorum"))
     refused = ""
     snapshot = question.snapshot
     placed: list[tuple[str, Pod, str]] = []
@@ -135,7 +130,7 @@ def _place(
                 placed = beside
                 assignments.append(member_assignment(place, member, cluster.devices))
             refused = refused or (clash.text if clash is not None else "")
-    return tuple(assignments), refused
+    return Replacements(tuple(assignments), NoPlacement(Verdict.BUSY, refused, "WaitForRoom") if refused else None)
 
 
 def _models_of(member: GangMember, cluster: PlacementSnapshot) -> Iterator[str]:
