@@ -13,7 +13,7 @@ from atoll.cluster.gangs.placing import find_places
 from atoll.cluster.leases import Holder
 from controllers.settings import WaitForPodsReadySettings
 from tests.builders import lease_json, pod_json, report_json
-from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import LEASES, PODS, REPORTS, strip_version
 from tests.fakes.api_server import answering
 from tests.fakes.clock import until
@@ -530,26 +530,28 @@ async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> 
         await settled(running, lambda: is_let_go(made, second), seconds=16)
 
 
-def cordon(made: GangHarness, node: str) -> None:
-    """Cordon a node."""
-    found = made.server.objects[f"/api/v1/nodes/{node}"]
-    made.server.put(f"/api/v1/nodes/{node}", strip_version({**found, "spec": {"unschedulable": True}}))
+async def lose_member(made: GangHarness, running: Term) -> str:
+    """Let a gang of two whole machines run, cordon the node of its second member, end that and create its successor;
+    return the node."""
+    made.add_gang("g", 2)
+    for number in range(2):
+        made.add_member("g", number, gpus=8)
+    await settled(running, lambda: made.reason("g") == "Admitted")
+    made.run_all("g", 2)
+    await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+    lost: str = made.pod("g-1")["spec"]["nodeName"]
+    found = made.server.objects[f"/api/v1/nodes/{lost}"]
+    made.server.put(f"/api/v1/nodes/{lost}", strip_version({**found, "spec": {"unschedulable": True}}))
+    made.end("g-1", "Failed")
+    await settled(running, lambda: made.leases_of("g-1") == [])
+    made.add_member("g", 2, gpus=8)
+    return lost
 
 
 async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_path: Path) -> None:
     """The node of a failed member is cordoned: its successor goes elsewhere, and the status follows."""
     async with cluster("n1", "n2", "n3") as made, term(made, tmp_path) as running:
-        made.add_gang("g", 2)
-        for number in range(2):
-            made.add_member("g", number, gpus=8)
-        await settled(running, lambda: made.reason("g") == "Admitted")
-        made.run_all("g", 2)
-        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
-        lost = made.pod("g-1")["spec"]["nodeName"]
-        cordon(made, lost)
-        made.end("g-1", "Failed")
-        await settled(running, lambda: made.leases_of("g-1") == [])
-        made.add_member("g", 2, gpus=8)
+        lost = await lose_member(made, running)
         await settled(running, lambda: not made.is_gated("g-2"))
 
         def hosts() -> set[str]:
@@ -563,17 +565,7 @@ async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_pa
 async def test_a_gang_that_lacks_a_member_says_why_its_successor_waits(tmp_path: Path) -> None:
     """The node of a failed member is cordoned and there is no other one: both the gang and the pod are told."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
-        made.add_gang("g", 2)
-        for number in range(2):
-            made.add_member("g", number, gpus=8)
-        await settled(running, lambda: made.reason("g") == "Admitted")
-        made.run_all("g", 2)
-        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
-        lost = made.pod("g-1")["spec"]["nodeName"]
-        cordon(made, lost)
-        made.end("g-1", "Failed")
-        await settled(running, lambda: made.leases_of("g-1") == [])
-        made.add_member("g", 2, gpus=8)
+        lost = await lose_member(made, running)
         await settled(running, lambda: (names.REASON_GANG_WAITING, "g-2") in running.notes.recorded)
 
         (said,) = running.notes.notes_on(names.REASON_GANG_WAITING, "g-2")

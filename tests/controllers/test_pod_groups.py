@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.api import names
-from tests.controllers.gang_harness import GANGS, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, GangHarness, Term, cluster, settled, term
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/team/podgroups"
 MEMBER = {"schedulingGroup": {"podGroupName": "g"}}
@@ -20,6 +20,15 @@ def counts(made: GangHarness) -> tuple[int, int]:
     """Return quorum and number of members of the gang."""
     spec = made.gang("g")["spec"]
     return spec["minMember"], spec["podSets"][0]["count"]
+
+
+async def run_group(made: GangHarness, running: Term, count: int, **spec: Any) -> None:
+    """Let a group of minCount 2 with so many members run."""
+    put_group(made, 2, **spec)
+    for number in range(count):
+        made.add_member("g", number, **MEMBER)
+    await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(count)))
+    made.run_all("g", count)
 
 
 async def test_a_gang_is_made_for_a_group_and_follows_it(tmp_path: Path) -> None:
@@ -70,11 +79,7 @@ async def test_a_written_gang_that_contradicts_its_group_waits(tmp_path: Path) -
 async def test_a_member_that_failed_counts_for_nobody(tmp_path: Path) -> None:
     """A Job keeps its failed pod beside the successor: the gang needs and counts no more members than before."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
-        put_group(made, 2, disruptionMode={"all": {}})
-        for number in range(2):
-            made.add_member("g", number, **MEMBER)
-        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
-        made.run_all("g", 2)
+        await run_group(made, running, 2, disruptionMode={"all": {}})
         made.end("g-1", "Failed")
         made.add_member("g", 2, **MEMBER)
         await settled(running, lambda: not made.is_gated("g-2"))
@@ -84,11 +89,7 @@ async def test_a_member_that_failed_counts_for_nobody(tmp_path: Path) -> None:
 async def test_members_that_are_done_and_come_no_more_count_for_nobody(tmp_path: Path) -> None:
     """Two pods of a group that starts and ends whole come after three that have succeeded: the next start needs two."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
-        put_group(made, 2, disruptionMode={"all": {}})
-        for number in range(3):
-            made.add_member("g", number, **MEMBER)
-        await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(3)))
-        made.run_all("g", 3)
+        await run_group(made, running, 3, disruptionMode={"all": {}})
         await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
         for number in range(3):
             made.end(f"g-{number}")
@@ -101,11 +102,7 @@ async def test_members_that_are_done_and_come_no_more_count_for_nobody(tmp_path:
 async def test_a_raised_min_count_counts_for_the_next_start(tmp_path: Path) -> None:
     """A running gang keeps its quorum, takes in a late pod, and stays ready."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
-        put_group(made, 2)
-        for number in range(2):
-            made.add_member("g", number, **MEMBER)
-        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
-        made.run_all("g", 2)
+        await run_group(made, running, 2)
         await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
         put_group(made, 4)
         made.add_member("g", 2, **MEMBER)
@@ -117,11 +114,7 @@ async def test_a_raised_min_count_counts_for_the_next_start(tmp_path: Path) -> N
 async def test_a_late_pod_of_no_pod_set_of_the_gang_is_told(tmp_path: Path) -> None:
     """The gang runs and counts it nowhere, so nobody will let it go."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
-        put_group(made, 2)
-        for number in range(2):
-            made.add_member("g", number, **MEMBER)
-        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
-        made.run_all("g", 2)
+        await run_group(made, running, 2)
         made.add_member("g", 2, annotations={names.POD_SET: "extra"}, **MEMBER)
         await settled(running, lambda: (names.REASON_GANG_WAITING, "g-2") in running.notes.recorded)
         told = running.notes.notes_on(names.REASON_GANG_WAITING, "g-2")[-1]
