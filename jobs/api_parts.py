@@ -9,6 +9,7 @@ from typing import Annotated, Final, Protocol
 from fastapi import Depends, Path, Request
 from starlette.requests import HTTPConnection
 
+from atoll.jobs.base import NO_NUL
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller
 from atoll.jobs.settings import RenderSettings
@@ -28,7 +29,7 @@ from jobs.secrets import SecretBox
 from jobs.settings import AccessRules, JobServiceSettings
 from jobs.store import AUTO
 
-Cluster = Annotated[str, Path(max_length=63, pattern=r"^[^\x00]*$")]
+Cluster = Annotated[str, Path(max_length=63, pattern=NO_NUL)]
 DOCUMENT_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
 """Media types of bodies that are documents; the last one is an old name."""
 

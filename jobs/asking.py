@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fastapi import Depends, Query
 
+from atoll.jobs.base import NO_NUL
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
 from atoll.ml.problems import shown
 from jobs.api_parts import ApiParts, Caller, Cluster, Parts, check_any_cluster
@@ -24,7 +25,7 @@ PAGES_MAX: Final = 1_000_000
 
 PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
 PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
-SoughtText = Annotated[str | None, Query(max_length=63, pattern=r"^[^\x00]*$")]
+SoughtText = Annotated[str | None, Query(max_length=63, pattern=NO_NUL)]
 """Text that is looked for in the database, which takes no NUL."""
 
 

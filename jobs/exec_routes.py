@@ -12,6 +12,7 @@ from fastapi import FastAPI, Query, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocketState
 
+from atoll.jobs.base import NO_NUL
 from atoll.jobs.permissions import JobPermission
 from atoll.kube.errors import ApiError, KubeError
 from jobs.asking import OneJob
@@ -25,7 +26,7 @@ TERMINALS_EACH_MAX: Final = 4
 CLOSE_SECONDS: Final = 5.0
 """How long the user of a terminal may take to read the rest; then the connection is cut."""
 
-Word = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 PodName = Annotated[
     str | None, Field(min_length=1, max_length=253, description="a pod of the job; its first pod by default")
 ]

@@ -19,7 +19,9 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0
 """The name of a Kubernetes object."""
 ShortName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A name without dots, as of a namespace or a port."""
-Text = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
+NO_NUL: Final = r"^[^\x00]*$"
+"""Pattern of texts for a database or the arguments of a program: neither takes a NUL."""
+Text = Annotated[str, Field(max_length=1024, pattern=NO_NUL)]
 LabelKey = Annotated[
     str,
     Field(

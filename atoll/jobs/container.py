@@ -9,14 +9,14 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 
 from atoll.api.names import VISIBLE_DEVICES_VARIABLES
-from atoll.jobs.base import ByteQuantity, Flag, JobPart, ObjectName, ShortName
+from atoll.jobs.base import NO_NUL, ByteQuantity, Flag, JobPart, ObjectName, ShortName
 
 WORDS_MAX = 256
 VARIABLES_MAX = 256
 VOLUMES_MAX = 32
 PORTS_MAX = 16
 
-Word = Annotated[str, Field(max_length=16_384, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, Field(max_length=16_384, pattern=NO_NUL)]
 _OF_KERNEL: Final = ("/proc/", "/sys/")
 FilePath = Annotated[str, Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
 """Absolute, without dot segments."""
