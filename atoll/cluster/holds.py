@@ -252,6 +252,17 @@ class DeviceHolds:
         if assumption is not None and assumption.attempt == attempt:
             self._drop_assumed(uid)
 
+    def end_attempt(self, uid: str, *, attempt: str) -> None:
+        """Let the assumption of this attempt end by itself from now on: at once if the pod is gone or bound already."""
+        assumption = self._assumed.get(uid)
+        if assumption is None or assumption.attempt != attempt:
+            return
+        pod = self.pods.get(uid)
+        if pod is None or pod.spec.node_name:
+            self._drop_assumed(uid)
+        else:
+            self._assumed[uid] = Assumption(assumption.allocation, "")
+
     def assumed(self, uid: str) -> Allocation | None:
         """Return what a bind under way has assumed for the pod."""
         assumption = self._assumed.get(uid)

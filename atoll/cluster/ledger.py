@@ -176,6 +176,10 @@ class Ledger:
         """Take back an assumption of this attempt; nothing happens where there is none, or a newer one."""
         self._holds.forget(uid, attempt=attempt)
 
+    def end_attempt(self, uid: str, *, attempt: str) -> None:
+        """Let the assumption of this attempt end by itself from now on: at once if the pod is gone or bound already."""
+        self._holds.end_attempt(uid, attempt=attempt)
+
     def assumed(self, uid: str) -> Allocation | None:
         """Return what a bind under way has assumed for the pod."""
         return self._holds.assumed(uid)

@@ -17,7 +17,8 @@ from aiohttp import web
 READ_SECONDS = 5.0
 """For a handshake, for the head of a request from its first byte, and for its body; good clients need milliseconds."""
 IDLE_SECONDS = 120.0
-"""Longer than the 90 s after which Go's clients close an idle connection: a server that closes first loses calls."""
+"""Before the first byte of each request. Longer than the 90 s after which Go's clients close an idle connection, which
+they may have opened ahead of need: a server that closes first loses calls."""
 CONNECTIONS_MAX = 256
 """Limit of waiting connections; asyncio keeps a buffer of 256 KiB per TLS connection."""
 BYTES_MAX = 32 * 1024 * 1024
@@ -31,6 +32,7 @@ class Admission:
     connections_max: int = CONNECTIONS_MAX
     bytes_max: int = BYTES_MAX
     read_seconds: float = READ_SECONDS
+    idle_seconds: float = IDLE_SECONDS
     bytes_held: int = 0
     connections: set[Connection] = field(default_factory=set)
 
@@ -64,7 +66,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._head_since: float | None = None
+        self._deadline: float | None = None
+        self._is_idle = True
         self._waiting_since = self._loop.time()
         self.bytes_held = 0
         self.is_worked_on = False
@@ -82,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by type
         self._protocol.connection_made(transport)
         self._admission.connections.add(self)
-        self._expect_head()
+        self._cut_after(self._admission.idle_seconds)
         if self._admission.is_exceeded:
             self._admission.enforce()
 
@@ -90,8 +93,9 @@ class Connection(asyncio.Protocol):
         """Count what arrives, and give the head of a request its time."""
         self.bytes_held += len(data)
         self._admission.bytes_held += len(data)
-        if self._head_since is None and not self.is_worked_on:
-            self._expect_head()
+        if self._is_idle:
+            self._is_idle = False
+            self._cut_after(self._admission.read_seconds)
         self._protocol.data_received(data)
         if self._admission.is_exceeded:
             self._admission.enforce()
@@ -115,7 +119,7 @@ class Connection(asyncio.Protocol):
 
     def head_is_here(self) -> None:
         """The application has the head and bounds the time of the body itself from now on."""
-        self._head_since = None
+        self._deadline = None
         self._waiting_since = self._loop.time()
 
     def work(self) -> None:
@@ -124,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def done(self) -> None:
         """The request is answered; its bytes are free."""
-        self.is_worked_on = False
+        self.is_worked_on, self._is_idle = False, True
         self._waiting_since = self._loop.time()
         self._release_bytes()
 
@@ -134,20 +138,23 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _expect_head(self) -> None:
-        """Start the deadline of the next head. One timer serves many requests: it is set again if a later head has
-        time left."""
-        self._waiting_since = self._head_since = self._loop.time()
+    def _cut_after(self, seconds: float) -> None:
+        """Start the deadline of the next byte or head. One timer serves many requests: it is set again if a later
+        deadline has time left."""
+        self._waiting_since = self._loop.time()
+        self._deadline = self._waiting_since + seconds
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_later(self._admission.read_seconds, self._check_head)
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
-    def _check_head(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
-        if self._head_since is None:
+        if self._deadline is None:
             return
-        left_seconds = self._head_since + self._admission.read_seconds - self._loop.time()
-        if left_seconds > 0:
-            self._timer = self._loop.call_later(left_seconds, self._check_head)
+        if self._deadline > self._loop.time():
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
         else:
             self.cut()
 

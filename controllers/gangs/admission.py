@@ -331,12 +331,12 @@ class AdmissionReconciler:
     async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
         """Create every Lease, or take it over from the GpuReservation with this uid; or leave none behind. Raises
         KubeError, also with none behind."""
-        if not self._assume(assignments, reservation):
+        attempt, members = self._context.new_token(), [assignment.member for assignment in assignments]
+        if not self._assume(assignments, reservation, attempt):
             return False
-        claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
-        members = [assignment.member for assignment in assignments]
+        claims = {member.uid: pods.claim_name(member.pod) for member in members}
         try:
-            got_all = await reserve(self._context, view.gang, assignments, claims, reservation)
+            got_all = await reserve(self._context, view.gang, assignments, claims, attempt, reservation)
         except KubeError:
             await unreserve(self._context, members, assignments)
             raise
@@ -344,22 +344,23 @@ class AdmissionReconciler:
             await unreserve(self._context, members, assignments)
         return got_all
 
-    def _assume(self, assignments: Sequence[MemberAssignment], reservation: str) -> bool:
+    def _assume(self, assignments: Sequence[MemberAssignment], reservation: str, attempt: str) -> bool:
         """Mark the GPUs as taken; False, with none marked, if one was taken or withdrawn while places were searched."""
         ledger = self._context.mirror.ledger
         if not all(map(self._is_here, assignments)):
-            return False  # what is assumed for a pod that was seen to go is never forgotten
+            return False
         if not all(_is_given_out(ledger.nodes.get(one.allocation.node), one.allocation) for one in assignments):
             return False
         for number, assignment in enumerate(assignments):
+            uid = assignment.member.uid
             if not assignment.allocation.device_ids:
                 continue
             try:
-                ledger.assume(assignment.member.uid, assignment.allocation, reservation=reservation)
+                ledger.assume(uid, assignment.allocation, attempt=attempt, reservation=reservation)
             except IllegalTransition as taken:
-                log.info("A GPU was taken while a gang was placed", uid=assignment.member.uid, err=str(taken))
+                log.info("A GPU was taken while a gang was placed", uid=uid, err=str(taken))
                 for marked in assignments[:number]:
-                    ledger.forget(marked.member.uid)
+                    ledger.forget(marked.member.uid, attempt=attempt)
                 return False
         return True
 

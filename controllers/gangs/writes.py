@@ -71,14 +71,15 @@ async def reserve(
     gang: GpuGang,
     assignments: Sequence[MemberAssignment],
     claims: dict[str, str],
+    attempt: str,
     reserved_by: str = "",
 ) -> bool:
     """Create the Leases of all assignments; or, for a gang that uses the GpuReservation `reserved_by`, a uid, take over
     the Leases that it holds. False when somebody else holds a GPU; KubeError when that is unknown.
 
-    Every write has ended by then; what was written stays, and the caller takes it back.
+    Every write has ended by then; what was written stays, and the caller takes it back. Until then the assumptions
+    stay, which have the token `attempt`, also for a member that goes: its requests may still be carried out.
     """
-    token = context.new_token()
     identity = f"{gang.metadata.namespace}/{gang.metadata.name}/{gang.metadata.uid}"
 
     async def create(entry: tuple[MemberAssignment, int, str]) -> bool:
@@ -93,7 +94,7 @@ async def reserve(
             node_uid=assignment.node_uid,
             holder=pods.holder_of(assignment.member.pod),
             claim=claims.get(assignment.member.uid, ""),
-            attempt=token,
+            attempt=attempt,
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=RESERVATION_SECONDS)),
             gang=identity,
@@ -113,7 +114,11 @@ async def reserve(
         for assignment in assignments
         for device_id, uuid in zip(assignment.allocation.device_ids, assignment.allocation.uuids, strict=True)
     ]
-    answers = await each(entries, create)
+    try:
+        answers = await each(entries, create)
+    finally:
+        for one in assignments:
+            context.mirror.ledger.end_attempt(one.member.uid, attempt=attempt)
     raise_first(answers)
     return all(answer is True for answer in answers)
 

@@ -30,7 +30,7 @@ def cut(*wires: Wire) -> list[bool]:
 
 async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
     """Neither after the connection nor after the first bytes of a later request."""
-    admission = Admission(read_seconds=0.01)
+    admission = Admission(read_seconds=0.01, idle_seconds=0.01)
     kept, later = connect(admission, b"GET")
     kept.head_is_here()
     kept.work()
@@ -44,6 +44,25 @@ async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
         await silent.aborted.wait()
 
     assert (admission.connections, admission.bytes_held) == (set(), 0)
+
+
+async def test_only_clients_close_connections_that_are_idle() -> None:
+    """One opened ahead of need, and one on which the body of the last request came after its head: a server that closes
+    such a connection after a few seconds cuts off the request that is just being sent."""
+    admission = Admission(read_seconds=0.01)
+    _, unused = connect(admission)
+    served, answered = connect(admission, b"POST / HTTP/1.1")
+    served.head_is_here()
+    served.data_received(b"body")
+    served.work()
+    served.done()
+    slow, cut_off = connect(admission, b"POST / HTTP/1.1")
+
+    async with asyncio.timeout(20):
+        await cut_off.aborted.wait()
+
+    assert cut(unused, answered) == [False, False]
+    assert admission.connections.isdisjoint({slow})
 
 
 async def test_too_many_connections_cost_the_one_that_waits_longest() -> None:

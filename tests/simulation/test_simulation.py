@@ -38,6 +38,7 @@ FOUND_ONCE = {
     "marks are taken off a gang, and one request gets no answer": 7208,
     "marks are taken off a gang, and one request cannot be sent": 9280,
     "Leases are deleted while gates open": 2822,
+    "a member goes while its Lease is asked for, and a reservation fills": 20356,
 }
 """Seeds beyond those of the other tests, each of which broke a promise once, or does without a guard."""
 ALL_FAULTS = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)
