@@ -236,7 +236,9 @@ class GangJudge:
         if new is None and old is not None and old["spec"].get("schedulingGates") and self._leases()[uid_of(old)]:
             self._deleted.setdefault(gang_of(old), {})[uid_of(old)] = self._server.version
             gang = self._server.objects.get(f"{GANGS}/{gang_of(old)}") or {}
-            admission = (gang.get("status") or {}).get("admission", "")
+            running = (admission_of(one) for one in self._jobs.members(gang_of(old)))
+            # A GpuGang that was made anew has no status yet.
+            admission = (gang.get("status") or {}).get("admission", "") or next(filter(None, running), "")
             if self._let_go.get(admission):
                 self._lost.setdefault(admission, set()).add(uid_of(old))
         self._recount(gang_of(new or old or {}))
