@@ -79,7 +79,7 @@ def _volume_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnap
     if not users:
         return None
     told = static_clash(((pod, cluster.nodes[node]) for pod, node in users), cluster.volumes)
-    told = told or crowded_node(users, cluster.pods_on, cluster.volumes)
+    told = told or crowded_node(users, cluster.pods_on, cluster.volume_use)
     return VolumeClash(told) if told else None
 
 
