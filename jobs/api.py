@@ -304,7 +304,8 @@ async def _on_refused(_request: Request, error: Exception) -> Response:
 
 async def _on_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, JobServiceError | IllegalStep)
-    return response_of(problem_of(error))
+    told = problem_of(error)
+    return response_of(told, {"Retry-After": "5"} if told.status in (429, 503) else None)
 
 
 async def _on_invalid(_request: Request, error: Exception) -> Response:

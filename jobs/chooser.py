@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Final, Protocol
 
 from atoll.api import job_names, names
 from atoll.cluster.quantities import parse_amount
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
-from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of, pods_at_once, workers_of
+from atoll.jobs.fitting import ExpectedEnd, capacity_of, fit_of, pods_at_once, workers_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import Rendered
@@ -29,11 +30,14 @@ from jobs.database import Database
 from jobs.links import ClusterLinks, told
 from jobs.queue_store import queue_file_of
 from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
+from jobs.searching import Search, SearchThread
 
 ANSWER_SECONDS: Final = 10.0
 """How long a cluster may take to answer before it is no candidate."""
 KEPT_SECONDS: Final = 3.0
 """How long what was read of a cluster counts as now."""
+CHOICES_MAX, CHOICE_SECONDS_MAX = 16, 60.0
+"""How many clusters are chosen at a time, and how long a choice may take."""
 COMPLIANCE, EU_ONLY = "compliance", "eu-only"
 LATENCY_SENSITIVE: Final = "latency_sensitive"
 DATA_REGION: Final = "data_region"
@@ -75,12 +79,15 @@ class ClusterChooser:
         self._database = database
         self._source = source
         self._now = now
+        self._searches = SearchThread("choices of clusters", turns_max=CHOICES_MAX, seconds_max=CHOICE_SECONDS_MAX)
 
     async def choose(self, job: Job, rendered: Rendered, *, tenant: str, namespace: str) -> ScoreSheet:
-        """Return the score sheet of a job over all clusters. Raises SQLAlchemy's errors."""
+        """Return the score sheet of a job over all clusters. Raises SearchesBusy, SearchTooLong, and SQLAlchemy's
+        errors."""
         wish = wish_of(job, rendered, tenant)
-        clusters = await self._database.read(list_clusters)
-        offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace) for one in clusters))
+        async with self._searches.turn() as search:
+            clusters = await self._database.read(list_clusters)
+            offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace, search) for one in clusters))
         return choose_cluster(wish, offers)
 
     async def look_at(self, cluster: RegisteredCluster) -> tuple[ClusterSnapshot | None, str]:
@@ -95,7 +102,9 @@ class ClusterChooser:
         found, _ = await looked_at(cluster, self._source)
         return impossible_tpu(attributes, workers_of(found)) if found is not None else ""
 
-    async def _offer(self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str) -> ClusterOffer:
+    async def _offer(
+        self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str, search: Search
+    ) -> ClusterOffer:
         base = ClusterOffer(
             name=cluster.id,
             region=cluster.region,
@@ -111,11 +120,12 @@ class ClusterChooser:
         file, running = await self._database.read(
             lambda session: (queue_file_of(session, cluster.id), running_jobs(session, cluster.id))
         )
+        ends = expected_ends(found, running, self._now())
         return replace(
             base,
-            capacity=await asyncio.to_thread(capacity_of, found),
+            capacity=await search(partial(capacity_of, found)),
             quota=_quota(file, tenant, rendered),
-            fit=await asyncio.to_thread(_fit, found, rendered, namespace, expected_ends(found, running, self._now())),
+            fit=await search(partial(fit_of, found, rendered, namespace=namespace, ends=ends)),
         )
 
 
@@ -132,10 +142,6 @@ def _quota(file: QueueFileRecord | None, tenant: str, rendered: Rendered) -> int
         return None
     critical = rendered.needs.priority is Priority.CRITICAL
     return quota_of(QueueFile.model_validate(file.document), tenant, critical=critical)
-
-
-def _fit(found: ClusterSnapshot, rendered: Rendered, namespace: str, ends: Sequence[ExpectedEnd]) -> JobFit:
-    return fit_of(found, rendered, namespace=namespace, ends=ends)
 
 
 async def _read_if_installed(client: ApiClient) -> ClusterSnapshot:

@@ -11,6 +11,8 @@ JobServiceError
 ├── JobEnded          a job that has ended cannot be changed
 ├── NotPaused         a job that is not paused, or not yet, cannot be resumed
 ├── BudgetSpent       a job whose budget is spent cannot be resumed
+├── SearchesBusy      too many callers have clusters searched at a time
+├── SearchTooLong     the clusters were not searched in time
 └── RecordChanged     the record changed in the meantime; read it again
 """
 
@@ -80,6 +82,20 @@ class RecordChanged(JobServiceError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"the record of job {job_id} changed in the meantime")
+
+
+class SearchesBusy(JobServiceError):
+    """Too many callers have clusters searched at a time."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the service computes other {what}: try again later")
+
+
+class SearchTooLong(JobServiceError):
+    """The clusters were not searched in time."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"the service could not compute the {what} within {seconds:g} s: try again later")
 
 
 class ClusterUnknown(JobServiceError):
