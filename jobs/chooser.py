@@ -4,6 +4,7 @@ A cluster that does not answer in time is no candidate, and the score sheet says
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -53,22 +54,24 @@ class SnapshotSource(Protocol):
 
 
 class LiveSnapshots:
-    """Reads it from the cluster's API server, at most every KEPT_SECONDS."""
+    """Reads it from the cluster's API server, at most every KEPT_SECONDS. What was read before the
+    connection was lost does not count: it is read anew, which fails while the connection is lost."""
 
     def __init__(self, links: ClusterLinks, clock: Clock) -> None:
         self._links = links
         self._clock = clock
-        self._read: dict[str, tuple[float, ClusterSnapshot]] = {}
+        self._read: dict[str, tuple[float, ApiClient, ClusterSnapshot]] = {}
 
     async def snapshot(self, cluster: RegisteredCluster) -> ClusterSnapshot:
         """Return the state of a cluster. Raises KubeError, OSError and TimeoutError, or a group of them."""
         now = self._clock.monotonic_seconds()
-        known = self._read.get(cluster.id)
-        if known is not None and now - known[0] < KEPT_SECONDS:
-            return known[1]
         async with asyncio.timeout(ANSWER_SECONDS):
-            found = await _read_if_installed(await self._links.client(cluster))
-        self._read[cluster.id] = (now, found)
+            client = await self._links.client(cluster)
+            at, of, kept = self._read.get(cluster.id, (-math.inf, client, NO_SNAPSHOT))
+            if now - at < KEPT_SECONDS and of is client and not client.is_lost and not cluster.trouble:
+                return kept
+            found = await _read_if_installed(client)
+        self._read[cluster.id] = (now, client, found)
         return found
 
 
