@@ -28,9 +28,10 @@ from atoll.ml.attributes import Accelerator, MlAttributes
 from atoll.ml.matching import impossible_tpu
 from jobs.cluster_store import ClusterState, list_clusters, running_jobs
 from jobs.database import Database
+from jobs.errors import RecordUnreadable
 from jobs.links import ClusterLinks, told
-from jobs.queue_store import queue_file_of
-from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
+from jobs.queue_store import queue_file_of, queues_in
+from jobs.records import JobRecord, RegisteredCluster
 from jobs.searching import Search, SearchThread
 
 ANSWER_SECONDS: Final = 10.0
@@ -123,11 +124,15 @@ class ClusterChooser:
         file, running = await self._database.read(
             lambda session: (queue_file_of(session, cluster.id), running_jobs(session, cluster.id))
         )
+        try:
+            quota = _quota(queues_in(file), tenant, rendered)
+        except RecordUnreadable as error:
+            return replace(base, trouble=str(error))
         ends = expected_ends(found, running, self._now())
         return replace(
             base,
             capacity=await search(partial(capacity_of, found)),
-            quota=_quota(file, tenant, rendered),
+            quota=quota,
             fit=await search(partial(fit_of, found, rendered, namespace=namespace, ends=ends)),
         )
 
@@ -140,11 +145,11 @@ async def looked_at(cluster: RegisteredCluster, source: SnapshotSource) -> tuple
         return None, told(error)
 
 
-def _quota(file: QueueFileRecord | None, tenant: str, rendered: Rendered) -> int | None:
+def _quota(file: QueueFile | None, tenant: str, rendered: Rendered) -> int | None:
     if file is None:
         return None
     critical = rendered.needs.priority is Priority.CRITICAL
-    return quota_of(QueueFile.model_validate(file.document), tenant, critical=critical)
+    return quota_of(file, tenant, critical=critical)
 
 
 async def _read_if_installed(client: ApiClient) -> ClusterSnapshot:
