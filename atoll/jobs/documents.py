@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.jobs.base import NEW
 from atoll.jobs.container import is_of_kernel
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import Job, gathered
@@ -99,7 +100,7 @@ def parse_job(data: bytes | Document, policy: MlPolicy | None = None) -> ParsedJ
         return ParsedJob(None, (replace(found, line=_line(document, (found.attribute,))),), document)
     attributes, problems = _attributes(fields, document)
     try:
-        job = Job.model_validate(fields | {ATTRIBUTES: attributes})
+        job = Job.model_validate(fields | {ATTRIBUTES: attributes}, context=NEW)
     except ValidationError as error:
         told = problems or _rules(attributes, policy or MlPolicy(), document)
         return ParsedJob(None, (*told, *problems_of_fields(error, document, Job)), document)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
 from atoll.cluster.quantities import parse_amount
 from atoll.jobs.aliases import gpu_model
@@ -22,12 +22,14 @@ from atoll.jobs.base import (
     LabelValue,
     ShortName,
     Text,
+    is_new,
 )
 from atoll.jobs.container import JobContainer
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.policy import JobIntent, JobPolicy
 from atoll.jobs.words import DeploymentType, JobType, OwnerType, SourceType
 from atoll.ml.attributes import PREFIX, MlAttributes
+from atoll.ml.selection import NODE_LABELS
 
 WORKERS_MAX: Final = 1000
 PODS_MAX: Final = 10_000
@@ -157,10 +159,12 @@ class Job(JobPart):
         return values
 
     @model_validator(mode="after")
-    def check(self) -> Self:
+    def check(self, info: ValidationInfo) -> Self:
         """Refuse fields that the job's type does not have, and a job without content."""
         for rule in (_check_type, _check_source, _check_twice):
             rule(self)
+        if is_new(info):
+            _check_selectors(self)
         return self
 
 
@@ -239,8 +243,17 @@ def _check_twice(job: Job) -> None:
     ):
         if first is not None and second is not None and first != second:
             raise JobMistake(one, first, f"{PREFIX}{other} means the same and is {second}", "give one of both")
-    mine, theirs = job.policy.node_selector or {}, attributes.node_selector or {}
-    for key in sorted(set(mine) & set(theirs)):
-        if mine[key] != theirs[key]:
-            limit = f"{PREFIX}node_selector says {theirs[key]!r} of the same label"
-            raise JobMistake(f"policy.node_selector.{key}", mine[key], limit, "give one of both")
+
+
+def _check_selectors(job: Job) -> None:
+    """Refuse two values of one node label, which no node has: under one name, or under a short one and the node's."""
+    selected: dict[str, tuple[str, str]] = {}
+    for field, pairs in (
+        (f"{PREFIX}node_selector", job.attributes.node_selector),
+        ("policy.node_selector", job.policy.node_selector),
+    ):
+        for key, value in sorted((pairs or {}).items()):
+            other, first = selected.setdefault(NODE_LABELS.get(key, key), (f"{field}.{key}", value))
+            if first != value:
+                limit = f"{other} says {first!r} of the same label"
+                raise JobMistake(f"{field}.{key}", value, limit, "give one of both")

@@ -11,6 +11,7 @@ from typing import Final
 
 from atoll.api.gangs import GangTopologyRequest
 from atoll.jobs.aliases import PRIORITIES
+from atoll.jobs.base import SECONDS_MAX
 from atoll.jobs.checkpoints import Checkpoint, checkpoint_of
 from atoll.jobs.contracts import CONTRACTS
 from atoll.jobs.errors import JobMistake
@@ -157,15 +158,20 @@ def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | 
 
 
 def _deadline_seconds(job: Job, now_seconds: float | None, book: NoteBook) -> int | None:
-    """Return the job's time limit, from its timeout and its deadline; None without a limit."""
+    """Return the job's time limit, from its timeout and its deadline; None without a limit. Raises JobMistake."""
     timeout, source = job.attributes.timeout_seconds, "ext_ml_timeout_seconds"
     if timeout is not None and job.policy.max_runtime is not None:
         book.tell("policy.max_runtime", job.policy.max_runtime, f"{NO_EFFECT}ext_ml_timeout_seconds replaces it")
     if timeout is None:
         timeout, source = job.policy.max_runtime, "policy.max_runtime"
     until = job.policy.seconds_to_deadline(now_seconds)
-    has_passed = until == 1
-    seconds = min((one for one in (timeout, until) if one is not None), default=None)
+    if until is not None and until > SECONDS_MAX:
+        limit, hint = f"may be at most {SECONDS_MAX} seconds ahead", "choose an earlier one, or remove it"
+        raise JobMistake(
+            "policy.deadline", job.policy.deadline.isoformat() if job.policy.deadline else None, limit, hint
+        )
+    has_passed = until is not None and until < 0
+    seconds = min((max(1, one) for one in (timeout, until) if one is not None), default=None)
     kind = f"{ONLY_SERVICE}stops it; Kubernetes ends no Deployment by itself"
     if timeout is not None:
         book.tell(source, timeout, kind if job.job_type is JobType.SERVICE else f"activeDeadlineSeconds {seconds}")

@@ -4,11 +4,23 @@ A missing value stays None if the default depends on the type of the job; atoll.
 """
 
 from decimal import Decimal
+from math import floor
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, ValidationInfo, model_validator
 
-from atoll.jobs.base import MAP_ENTRIES_MAX, Flag, Identifier, JobPart, LabelKey, LabelValue, ObjectName, Seconds
+from atoll.jobs.base import (
+    MAP_ENTRIES_MAX,
+    SECONDS_MAX,
+    Flag,
+    Identifier,
+    JobPart,
+    LabelKey,
+    LabelValue,
+    ObjectName,
+    Seconds,
+    is_new,
+)
 from atoll.jobs.words import BudgetAction, OptimizationGoal, Priority, TopologyConstraint, WorkloadClass
 
 REPLICAS_MAX = 1000
@@ -16,6 +28,17 @@ TOLERATIONS_MAX = 16
 RETRIES_MAX = 1000
 
 Replicas = Annotated[int, Field(strict=True, ge=0, le=REPLICAS_MAX)]
+
+
+def _written(value: object, info: ValidationInfo) -> object:
+    """Refuse numbers, which would be seconds since 1970: nobody writes a time so. Raises ValueError."""
+    is_number = isinstance(value, int | float) or (isinstance(value, str) and value.strip("+-.0123456789 ") == "")
+    if is_new(info) and is_number:
+        raise ValueError("must be a time with its zone; write it as 2030-01-31T22:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_written)]
 
 
 class JobToleration(JobPart):
@@ -34,8 +57,12 @@ class JobToleration(JobPart):
     ] = None
 
     @model_validator(mode="after")
-    def check(self) -> Self:
+    def check(self, info: ValidationInfo) -> Self:
         """Refuse tolerations that the API server would refuse."""
+        if is_new(info) and (self.toleration_seconds or 0) > SECONDS_MAX:
+            raise ValueError(
+                f"toleration_seconds may be at most {SECONDS_MAX}; remove it to tolerate the taint for ever"
+            )
         if self.operator == "Exists" and self.value:
             raise ValueError("operator Exists takes no value; remove it, or write operator Equal")
         if self.operator == "Equal" and self.key is None:
@@ -63,8 +90,8 @@ class JobPolicy(JobPart):
         Replicas | None,
         Field(description="most replicas of a service: a value above the least creates an autoscaler"),
     ] = None
-    scheduled_start: Annotated[AwareDatetime | None, Field(description="the job does not start before")] = None
-    deadline: Annotated[AwareDatetime | None, Field(description="the job must have ended by then")] = None
+    scheduled_start: Annotated[Moment | None, Field(description="the job does not start before")] = None
+    deadline: Annotated[Moment | None, Field(description="the job must have ended by then")] = None
     max_runtime: Annotated[Seconds | None, Field(description="seconds that the job may run")] = None
     queue_name: Annotated[
         ObjectName | None, Field(max_length=63, description="LocalQueue; the tenant's by default")
@@ -109,14 +136,12 @@ class JobPolicy(JobPart):
         return 0 if self.scale_to_zero else 1
 
     def seconds_to_deadline(self, now_seconds: float | None) -> int | None:
-        """Return the seconds from the start, or from now if the job may start at once, to the deadline; at least 1.
+        """Return the seconds from the start, or from now if the job may start at once, to the deadline.
 
-        `now_seconds`: since 1970. None without a deadline, and if neither is known.
+        Negative if it has passed. `now_seconds`: since 1970. None without a deadline, and if neither is known.
         """
         start = self.scheduled_start.timestamp() if self.scheduled_start is not None else now_seconds
-        return (
-            max(1, int(self.deadline.timestamp() - start)) if self.deadline is not None and start is not None else None
-        )
+        return floor(self.deadline.timestamp() - start) if self.deadline is not None and start is not None else None
 
 
 class CheckpointConfig(JobPart):

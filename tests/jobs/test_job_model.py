@@ -89,6 +89,52 @@ REFUSED = {
         "policy.node_selector.zone",
         4,
     ),
+    "two-answers-of-one-label-by-two-names": (
+        PLAIN + "ext_ml_node_selector: {region: a}\npolicy:\n  node_selector: {topology.kubernetes.io/region: b}\n",
+        "policy.node_selector.topology.kubernetes.io/region",
+        6,
+    ),
+    "two-answers-of-one-label-in-one-place": (
+        PLAIN + "ext_ml_node_selector: {region: a, topology.kubernetes.io/region: b}\n",
+        "ext_ml_node_selector.topology.kubernetes.io/region",
+        4,
+    ),
+    "a-number-for-a-deadline": (PLAIN + "policy: {deadline: 5}\n", "policy.deadline", 4),
+    "a-number-in-quotes-for-a-start": (PLAIN + "policy: {scheduled_start: '5'}\n", "policy.scheduled_start", 4),
+    "a-taint-tolerated-longer-than-clocks-count": (
+        PLAIN + "policy: {tolerations: [{key: a, effect: NoExecute, toleration_seconds: 99999999999999999999}]}\n",
+        "policy.tolerations[0]",
+        4,
+    ),
+    "a-queue-with-an-empty-part": (PLAIN + "policy: {queue_name: a..b}\n", "policy.queue_name", 4),
+    "a-class-with-an-empty-part": (
+        PLAIN.replace("batch", "training") + "intent: {checkpoint_config: {storage_class: a..b}}\n",
+        "intent.checkpoint_config.storage_class",
+        4,
+    ),
+    "an-account-with-an-empty-part": (
+        PLAIN.replace("a:1", "a:1, service_account_name: a..b"),
+        "container.service_account_name",
+        3,
+    ),
+    "a-secret-with-a-part-that-begins-with-a-hyphen": (
+        PLAIN.replace("a:1", "a:1, env_secrets: [a.-b]"),
+        "container.env_secrets[0]",
+        3,
+    ),
+    "a-pull-secret-with-an-empty-part": (
+        PLAIN.replace("a:1", "a:1, image_pull_secrets: [a..b]"),
+        "container.image_pull_secrets[0]",
+        3,
+    ),
+    "a-label-of-no-domain": (PLAIN + "labels: {a..b/x: c}\n", "labels.a..b/x", 4),
+    "an-annotation-of-no-domain": (PLAIN + "annotations: {a..b/x: c}\n", "annotations.a..b/x", 4),
+    "a-selector-of-no-domain": (PLAIN + "policy: {node_selector: {a..b/x: c}}\n", "policy.node_selector.a..b/x", 4),
+    "a-taint-of-no-domain": (
+        PLAIN + "policy: {tolerations: [{key: a..b/x, value: c}]}\n",
+        "policy.tolerations[0].key",
+        4,
+    ),
     "a-chart-for-another-way": (PLAIN + "helm: {chart: a/b}\n", "deployment_type", None),
     "a-model-without-a-name": ("name: a\njob_type: service\ndeployment_type: model\n", "ext_ml_model_id", None),
     "no-mapping": ("- a\n", "", 1),
@@ -123,6 +169,17 @@ def test_what_is_wrong_is_told_by_field_value_limit_and_line(text: str, field: s
     assert line is None or problem.line == line
     assert problem.limit
     assert problem.hint
+
+
+def test_a_record_that_broke_no_rule_of_its_time_stays_readable() -> None:
+    """Rules that came later hold for new documents alone; the job service reads what it recorded before."""
+    toleration = {"key": "a..b/x", "effect": "NoExecute", "toleration_seconds": 10**12}
+    policy = {"queue_name": "a..b", "deadline": 5, "tolerations": [toleration]}
+    selector = {"region": "a", "topology.kubernetes.io/region": "b"}
+
+    read = job(policy=policy, labels={"a..b/x": "c"}, ext_ml_node_selector=selector)
+
+    assert read.policy.queue_name == "a..b"
 
 
 def test_every_mistake_of_a_document_is_told_at_once() -> None:

@@ -513,6 +513,25 @@ def test_a_deadline_counts_from_now_where_no_start_is_planned() -> None:
     assert look(rendered(policy=policy, now=NOW_SECONDS + 9999), "Job.spec.activeDeadlineSeconds") == 1
 
 
+@pytest.mark.parametrize(("seconds", "has_passed"), [(1, False), (0.5, False), (-0.5, True), (-9999, True)], ids=str)
+def test_a_deadline_has_passed_only_when_it_has(seconds: float, has_passed: bool) -> None:
+    """A job may have one second left."""
+    policy = {"deadline": "2030-03-17T18:03:20Z"}
+
+    result = rendered(policy=policy, now=NOW_SECONDS + 1000 - seconds)
+
+    assert look(result, "Job.spec.activeDeadlineSeconds") == 1
+    assert ("it has passed" in " ".join(map(str, result.notes))) is has_passed
+
+
+def test_a_deadline_beyond_all_machines_is_refused() -> None:
+    """Kubernetes would count it in nanoseconds, overflow, and end the job at once."""
+    with pytest.raises(JobMistake) as caught:
+        rendered(policy={"deadline": "9999-12-31T23:59:59Z"}, now=NOW_SECONDS)
+
+    assert caught.value.problem.attribute == "policy.deadline"
+
+
 def test_the_machines_of_the_cluster_decide_how_gpus_are_shared() -> None:
     """A cluster of large machines takes in one pod what another shares out."""
     large = RenderSettings(gpus_per_pod_max=16)
