@@ -22,6 +22,8 @@ HEAD: Final = """\
 """
 ELSEWHERE: Final = ("attributes", "liveness", "startup")
 """Fields whose parts are on another page, or are those of `readiness`."""
+RESTARTS: Final = {"OnFailure": "Never; OnFailure if kept from preemption"}
+"""What is rendered: Kubernetes tells preemption from failure only in pods that it does not restart in place."""
 
 
 def page() -> Iterator[str]:
@@ -33,7 +35,7 @@ def page() -> Iterator[str]:
     rows = (
         ("object", [row.kind for row in CONTRACTS.values()]),
         ("runs", [row.life for row in CONTRACTS.values()]),
-        ("restarts", [row.restart_policy for row in CONTRACTS.values()]),
+        ("restarts", [RESTARTS.get(row.restart_policy, row.restart_policy) for row in CONTRACTS.values()]),
         ("scales by", [row.scaling for row in CONTRACTS.values()]),
         ("priority", [row.priority.value for row in CONTRACTS.values()]),
         ("is preempted", [row.preemptible for row in CONTRACTS.values()]),

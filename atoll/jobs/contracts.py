@@ -12,7 +12,8 @@ from atoll.jobs.words import JobType, Priority
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Contract of a type of job. `service_level`: share of uptime for services, of completed jobs for others."""
+    """Contract of a type of job. `restart_policy`: OnFailure only if the job is kept from preemption, else Never.
+    `service_level`: share of uptime for services, of completed jobs for others."""
 
     kind: str
     life: str

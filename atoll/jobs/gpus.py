@@ -1,16 +1,18 @@
 """The GPUs of a job: each pod's claim, and the number of pods that share them."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import ceil
 
 from atoll.api.claims import COUNT_MAX, DeviceClaim, InterconnectKind, Vendor
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import WORKERS_MAX, Job
-from atoll.jobs.notes import NO_EFFECT, NoteBook
+from atoll.jobs.notes import HINT, NO_EFFECT, NoteBook
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX, Accelerator, DistributedStrategy, MlAttributes
 from atoll.ml.mapping import device_claim
+from atoll.ml.tables import GPU_TYPES
 
 COUNT_FIELD = f"{PREFIX}gpu_count"
 
@@ -35,21 +37,23 @@ def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book
 def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSettings, book: NoteBook) -> int:
     """Return the number of pods that share the GPUs."""
     most = settings.gpus_per_pod_max
+    limit = f"a machine has {most} GPUs at most"
+    if job.policy.topology is TopologyConstraint.SAME_NODE and total > most:
+        raise JobMistake(COUNT_FIELD, total, limit, "ask for fewer, or give policy.topology another value")
     if job.workers is not None:
         if total % job.workers:
             raise JobMistake(
                 "workers", job.workers, f"{total} GPUs cannot be shared evenly by so many", "choose a divisor"
             )
         if total // job.workers > most:
-            limit = f"each would have {total // job.workers} GPUs, and a machine has {most} at most"
-            raise JobMistake("workers", job.workers, limit, f"give {ceil(total / most)} or more")
+            each = f"each would have {total // job.workers} GPUs, and a machine has {most} at most"
+            raise JobMistake("workers", job.workers, each, f"give {ceil(total / most)} or more")
         book.tell("workers", job.workers, f"{job.workers} pods with {total // job.workers} GPUs each")
         return job.workers
     if total <= most:
         return 1
-    limit = f"a machine has {most} GPUs at most"
-    if job.policy.topology is TopologyConstraint.SAME_NODE or total > COUNT_MAX * WORKERS_MAX:
-        raise JobMistake(COUNT_FIELD, total, limit, "ask for fewer, or give policy.topology another value")
+    if total > COUNT_MAX * WORKERS_MAX:
+        raise JobMistake(COUNT_FIELD, total, limit, "ask for fewer")
     if job.job_type is JobType.SERVICE or not _is_distributed(attributes):
         hint = f"say {PREFIX}distributed_strategy and workers, so that several pods share them"
         raise JobMistake(
@@ -77,6 +81,7 @@ def _claim(job: Job, attributes: MlAttributes, count: int, book: NoteBook) -> De
     book.tell(COUNT_FIELD, total, f"spec.devices.count {count}" + (" in each pod" if count != total else ""), of)
     if attributes.gpu_type is not None:
         _check_vendor(attributes.gpu_type)
+        _tell_unknown(attributes.gpu_type, book, of)
     interconnect = _interconnect(job, attributes, count, book, of)
     claim = device_claim(attributes.model_copy(update={"gpu_count": count, "gpu_interconnect": interconnect}))
     assert claim is not None
@@ -99,6 +104,17 @@ def _check_vendor(gpu_type: str) -> None:
     if gpu_type.partition("-")[0] not in tuple(Vendor):
         limit = f"Atoll gives out GPUs of {' and '.join(Vendor)}"
         raise JobMistake(f"{PREFIX}gpu_type", gpu_type, limit, "choose one of theirs")
+
+
+def _tell_unknown(gpu_type: str, book: NoteBook, of: str) -> None:
+    """Note a type that no card's name begins with in the reference; a part of a card is none of its own."""
+    models = [model for row in GPU_TYPES.values() for model in row.models]
+    is_known = any(f"{gpu_type}-".startswith(f"{model}-") for model in (*models, *GPU_TYPES))
+    if is_known and "-mig-" not in gpu_type:
+        return
+    near = get_close_matches(gpu_type, GPU_TYPES, 1)
+    text = f"{HINT}it is not a known type, and only cards of that name match"
+    book.tell(f"{PREFIX}gpu_type", gpu_type, text + (f"; did you mean {near[0]}?" if near else ""), of)
 
 
 def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook, of: str) -> InterconnectKind:

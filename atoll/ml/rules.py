@@ -30,6 +30,7 @@ class Complaint:
     value: str = ""
 
 
+GIGABYTES_MIN: Final = 0.001
 Rule = Callable[[MlAttributes, MlPolicy], Iterator[Complaint]]
 
 
@@ -43,6 +44,8 @@ def _bounds(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
         bound = policy.bound_of(name)
         if bound is not None and value > bound:
             yield Complaint(name, f"may be at most {bound:.15g}", "ask for less, or have the bound raised")
+        if name.endswith("_gb") and value < GIGABYTES_MIN:
+            yield Complaint(name, f"must be at least {GIGABYTES_MIN}", "ask for more, or leave it out")
 
 
 def _accelerator(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:

@@ -102,6 +102,8 @@ TPU_RESOURCE: Final = "google.com/tpu"
 TPU_TYPE_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
 TPU_TOPOLOGY_LABEL: Final = "cloud.google.com/gke-tpu-topology"
 TPU_CHIPS_PER_HOST: Final = 4
+TPU_HOST_CHIPS: Final = (1, 2, 4)
+"""Chips that a job may have on one host."""
 
 
 def gpu_id(name: str) -> str:

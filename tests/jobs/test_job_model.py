@@ -36,6 +36,7 @@ REFUSED = {
         4,
     ),
     "more-than-anybody-gets": (PLAIN + "ext_ml_gpu_count: 1000\n", "ext_ml_gpu_count", 4),
+    "less-memory-than-any-program-has": (PLAIN + "ext_ml_memory_gb: 1.0e-300\n", "ext_ml_memory_gb", 4),
     "gpus-of-a-job-without": (PLAIN + "ext_ml_gpu_count: 0\next_ml_gpu_type: nvidia-l4\n", "ext_ml_gpu_count", 4),
     "two-types-of-gpu": (
         PLAIN + "resources:\n  gpu_type: A100\next_ml_gpu_type: nvidia-h100\n",

@@ -524,6 +524,25 @@ def test_a_deadline_has_passed_only_when_it_has(seconds: float, has_passed: bool
     assert ("it has passed" in " ".join(map(str, result.notes))) is has_passed
 
 
+@pytest.mark.parametrize(
+    ("gpu_type", "hint"),
+    [
+        ("nvidia-h1000", "not a known type, and only cards of that name match; did you mean nvidia-h100?"),
+        ("nvidia-a100-mig-1g.5gb", "not a known type"),
+        ("nvidia-a100", ""),
+        ("amd-mi300x", ""),
+        ("nvidia-a100-sxm4-80gb", ""),
+        ("amd-instinct-mi250x", ""),
+    ],
+)
+def test_a_type_that_may_be_misspelt_is_told(gpu_type: str, hint: str) -> None:
+    """It is taken, since new cards appear; but the job would wait for ever if no card has the name."""
+    told = [str(note) for note in rendered(ext_ml_gpu_type=gpu_type).notes if "known type" in note.text]
+
+    assert len(told) == (1 if hint else 0)
+    assert all(hint in one for one in told)
+
+
 def test_a_deadline_beyond_all_machines_is_refused() -> None:
     """Kubernetes would count it in nanoseconds, overflow, and end the job at once."""
     with pytest.raises(JobMistake) as caught:
@@ -590,6 +609,16 @@ def test_a_chart_is_told_what_its_pods_need() -> None:
 REFUSED = {
     "gpus-that-no-machine-has": ({"ext_ml_gpu_count": 16}, "ext_ml_gpu_count"),
     "a-service-larger-than-a-machine": ({**SERVICE, "ext_ml_gpu_count": 16}, "ext_ml_gpu_count"),
+    "a-node-that-cannot-hold-all-workers": (
+        {"job_type": "training", "workers": 2, "ext_ml_gpu_count": 16, "policy": {"topology": "same_node"}},
+        "ext_ml_gpu_count",
+    ),
+    "chips-that-no-host-has": ({"ext_ml_tpu_chip_count": 3}, "ext_ml_tpu_chip_count"),
+    "a-slice-of-chips-that-no-host-has": ({"ext_ml_tpu_topology": "1x3"}, "ext_ml_tpu_topology"),
+    "more-hosts-than-workers": (
+        {"job_type": "training", "ext_ml_tpu_type": "v5p", "ext_ml_tpu_topology": "16x16x16"},
+        "ext_ml_tpu_topology",
+    ),
     "a-node-that-cannot-hold-all": ({**SIXTEEN, "policy": {"topology": "same_node"}}, "ext_ml_gpu_count"),
     "workers-that-cannot-share": ({"job_type": "training", "ext_ml_gpu_count": 8, "workers": 3}, "workers"),
     "workers-larger-than-a-machine": ({"job_type": "training", "ext_ml_gpu_count": 32, "workers": 2}, "workers"),
