@@ -19,12 +19,14 @@ from atoll.jobs.costs.evidence import PricedNodes, gpu_facts
 from atoll.jobs.costs.prices import PriceTable, is_spot_node
 from atoll.jobs.costs.spans import WHOLE_PPM, GpuFact, TimeUse
 from atoll.jobs.policy import JobToleration
+from atoll.jobs.states import IllegalStep
 from atoll.kube.cache import Change
 from atoll.kube.clock import Clock, within
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 from atoll.service.metrics import Metrics, Series
 from jobs.accounts import budgeted_ids, observe_gpus, settle_costs, spend
 from jobs.database import Database
+from jobs.errors import JobServiceError
 
 log = structlog.get_logger(__name__)
 
@@ -106,8 +108,13 @@ class GpuAccounting:
         await self._database.write(lambda session: settle_costs(session, self._cluster, now))
 
     async def _spend(self, job_id: str) -> None:
+        """Act on the budget of one job. What prevents that holds up no other job; the next look tries again."""
         now = self._clock.now()
-        decided = await self._database.write(lambda session: spend(session, job_id, now))
+        try:
+            decided = await self._database.write(lambda session: spend(session, job_id, now))
+        except (JobServiceError, IllegalStep) as error:
+            log.warning("Could not act on a budget", job=job_id, err=str(error))
+            return
         if decided is not None:
             log.info("A budget is spent", job=job_id, action=decided.action.value, reason=decided.message)
             self._wake(job_id)

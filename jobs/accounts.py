@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
@@ -31,7 +32,7 @@ from atoll.jobs.costs.usage import UsageSum, sum_usage
 from atoll.jobs.policy import JobIntent
 from atoll.jobs.states import ENDED, JobState
 from atoll.jobs.words import BudgetAction
-from jobs.errors import BudgetSpent
+from jobs.errors import BudgetSpent, RecordUnreadable
 from jobs.records import EstimateErrorRecord, GpuSpanRecord, JobRecord, UsageClockRecord
 from jobs.store import ask_to_cancel, ask_to_pause, get_job, note_budget, resume_job
 
@@ -204,7 +205,7 @@ def budgeted_ids(session: Session, cluster_id: str) -> Sequence[str]:
     )
     ended = [state.value for state in ENDED]
     jobs = session.scalars(select(JobRecord).where(JobRecord.id.in_(holding), JobRecord.state.not_in(ended)))
-    return [job.id for job in jobs if intent_of(job).budget_cap is not None]
+    return [job.id for job in jobs if (job.document.get("intent") or {}).get("budget_cap") is not None]
 
 
 def spend(session: Session, job_id: str, now: datetime) -> BudgetDecision | None:
@@ -298,5 +299,8 @@ def learned(session: Session, cluster_id: str, kind: JobKind) -> int | None:
 
 
 def intent_of(job: JobRecord) -> JobIntent:
-    """Return the intent of a recorded job."""
-    return JobIntent.model_validate(job.document.get("intent") or {})
+    """Return the intent of a recorded job. Raises RecordUnreadable."""
+    try:
+        return JobIntent.model_validate(job.document.get("intent") or {})
+    except ValidationError as error:
+        raise RecordUnreadable(f"intent of job {job.name}", error) from error

@@ -58,7 +58,7 @@ from jobs.problems import (
     response_of,
 )
 from jobs.queue_api import QUEUES, add_queue_routes
-from jobs.queue_store import queue_file_of
+from jobs.queue_store import queue_file_of, queues_in
 from jobs.schedule_routes import add_schedule_routes
 from jobs.store import (
     AUTO,
@@ -187,8 +187,7 @@ async def change(asked: OneJob, changes: JobChanges) -> JobView:
     record = await asked.allowed(JobPermission.PRIORITY)
     now, actor, rendering = asked.parts.now(), asked.caller.name, asked.parts.rendering
     file = await asked.parts.database.read(lambda session: queue_file_of(session, record.cluster_id))
-    queues = QueueFile.model_validate(file.document) if file is not None else None
-    needs, document = changed_job(record, changes, rendering, queues, now_seconds=now.timestamp())
+    needs, document = changed_job(record, changes, rendering, queues_in(file), now_seconds=now.timestamp())
     if needs.priority is Priority.CRITICAL:
         check_critical(asked.caller, JobOwnership(record.tenant_id, record.project_id, record.created_by))
     changed = await asked.parts.database.write(
@@ -304,7 +303,8 @@ async def _on_refused(_request: Request, error: Exception) -> Response:
 
 async def _on_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, JobServiceError | IllegalStep)
-    return response_of(problem_of(error))
+    told = problem_of(error)
+    return response_of(told, {"Retry-After": "5"} if told.status in (429, 503) else None)
 
 
 async def _on_invalid(_request: Request, error: Exception) -> Response:

@@ -4,16 +4,18 @@ A cluster that does not answer in time is no candidate, and the score sheet says
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Final, Protocol
 
 from atoll.api import job_names, names
 from atoll.cluster.quantities import parse_amount
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
-from atoll.jobs.fitting import ExpectedEnd, JobFit, capacity_of, fit_of, pods_at_once, workers_of
+from atoll.jobs.fitting import ExpectedEnd, capacity_of, fit_of, pods_at_once, workers_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.rendering import Rendered
@@ -26,14 +28,18 @@ from atoll.ml.attributes import Accelerator, MlAttributes
 from atoll.ml.matching import impossible_tpu
 from jobs.cluster_store import ClusterState, list_clusters, running_jobs
 from jobs.database import Database
+from jobs.errors import RecordUnreadable
 from jobs.links import ClusterLinks, told
-from jobs.queue_store import queue_file_of
-from jobs.records import JobRecord, QueueFileRecord, RegisteredCluster
+from jobs.queue_store import queue_file_of, queues_in
+from jobs.records import JobRecord, RegisteredCluster
+from jobs.searching import Search, SearchThread
 
 ANSWER_SECONDS: Final = 10.0
 """How long a cluster may take to answer before it is no candidate."""
 KEPT_SECONDS: Final = 3.0
 """How long what was read of a cluster counts as now."""
+CHOICES_MAX, CHOICE_SECONDS_MAX = 16, 60.0
+"""How many clusters are chosen at a time, and how long a choice may take."""
 COMPLIANCE, EU_ONLY = "compliance", "eu-only"
 LATENCY_SENSITIVE: Final = "latency_sensitive"
 DATA_REGION: Final = "data_region"
@@ -49,22 +55,24 @@ class SnapshotSource(Protocol):
 
 
 class LiveSnapshots:
-    """Reads it from the cluster's API server, at most every KEPT_SECONDS."""
+    """Reads it from the cluster's API server, at most every KEPT_SECONDS. What was read before the
+    connection was lost does not count: it is read anew, which fails while the connection is lost."""
 
     def __init__(self, links: ClusterLinks, clock: Clock) -> None:
         self._links = links
         self._clock = clock
-        self._read: dict[str, tuple[float, ClusterSnapshot]] = {}
+        self._read: dict[str, tuple[float, ApiClient, ClusterSnapshot]] = {}
 
     async def snapshot(self, cluster: RegisteredCluster) -> ClusterSnapshot:
         """Return the state of a cluster. Raises KubeError, OSError and TimeoutError, or a group of them."""
         now = self._clock.monotonic_seconds()
-        known = self._read.get(cluster.id)
-        if known is not None and now - known[0] < KEPT_SECONDS:
-            return known[1]
         async with asyncio.timeout(ANSWER_SECONDS):
-            found = await _read_if_installed(await self._links.client(cluster))
-        self._read[cluster.id] = (now, found)
+            client = await self._links.client(cluster)
+            at, of, kept = self._read.get(cluster.id, (-math.inf, client, NO_SNAPSHOT))
+            if now - at < KEPT_SECONDS and of is client and not client.is_lost and not cluster.trouble:
+                return kept
+            found = await _read_if_installed(client)
+        self._read[cluster.id] = (now, client, found)
         return found
 
 
@@ -75,12 +83,15 @@ class ClusterChooser:
         self._database = database
         self._source = source
         self._now = now
+        self._searches = SearchThread("choices of clusters", turns_max=CHOICES_MAX, seconds_max=CHOICE_SECONDS_MAX)
 
     async def choose(self, job: Job, rendered: Rendered, *, tenant: str, namespace: str) -> ScoreSheet:
-        """Return the score sheet of a job over all clusters. Raises SQLAlchemy's errors."""
+        """Return the score sheet of a job over all clusters. Raises SearchesBusy, SearchTooLong, and SQLAlchemy's
+        errors."""
         wish = wish_of(job, rendered, tenant)
-        clusters = await self._database.read(list_clusters)
-        offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace) for one in clusters))
+        async with self._searches.turn() as search:
+            clusters = await self._database.read(list_clusters)
+            offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace, search) for one in clusters))
         return choose_cluster(wish, offers)
 
     async def look_at(self, cluster: RegisteredCluster) -> tuple[ClusterSnapshot | None, str]:
@@ -95,7 +106,9 @@ class ClusterChooser:
         found, _ = await looked_at(cluster, self._source)
         return impossible_tpu(attributes, workers_of(found)) if found is not None else ""
 
-    async def _offer(self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str) -> ClusterOffer:
+    async def _offer(
+        self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str, search: Search
+    ) -> ClusterOffer:
         base = ClusterOffer(
             name=cluster.id,
             region=cluster.region,
@@ -111,11 +124,16 @@ class ClusterChooser:
         file, running = await self._database.read(
             lambda session: (queue_file_of(session, cluster.id), running_jobs(session, cluster.id))
         )
+        try:
+            quota = _quota(queues_in(file), tenant, rendered)
+        except RecordUnreadable as error:
+            return replace(base, trouble=str(error))
+        ends = expected_ends(found, running, self._now())
         return replace(
             base,
-            capacity=await asyncio.to_thread(capacity_of, found),
-            quota=_quota(file, tenant, rendered),
-            fit=await asyncio.to_thread(_fit, found, rendered, namespace, expected_ends(found, running, self._now())),
+            capacity=await search(partial(capacity_of, found)),
+            quota=quota,
+            fit=await search(partial(fit_of, found, rendered, namespace=namespace, ends=ends)),
         )
 
 
@@ -127,15 +145,11 @@ async def looked_at(cluster: RegisteredCluster, source: SnapshotSource) -> tuple
         return None, told(error)
 
 
-def _quota(file: QueueFileRecord | None, tenant: str, rendered: Rendered) -> int | None:
+def _quota(file: QueueFile | None, tenant: str, rendered: Rendered) -> int | None:
     if file is None:
         return None
     critical = rendered.needs.priority is Priority.CRITICAL
-    return quota_of(QueueFile.model_validate(file.document), tenant, critical=critical)
-
-
-def _fit(found: ClusterSnapshot, rendered: Rendered, namespace: str, ends: Sequence[ExpectedEnd]) -> JobFit:
-    return fit_of(found, rendered, namespace=namespace, ends=ends)
+    return quota_of(file, tenant, critical=critical)
 
 
 async def _read_if_installed(client: ApiClient) -> ClusterSnapshot:

@@ -24,6 +24,7 @@ from jobs.api_parts import DOCUMENT_TYPES, ApiParts, Caller, Parts, check_any_cl
 from jobs.asking import Asked, PageNumber, PageSize, SoughtText
 from jobs.audit import AuditEntry, action_of
 from jobs.creating import created_job
+from jobs.errors import RecordUnreadable
 from jobs.problems import documented, mistaken, not_found
 from jobs.records import JobRecord
 from jobs.store import AUTO, JobFilter, ask_to_cancel, list_jobs
@@ -158,7 +159,10 @@ def _port(job: Job) -> int | None:
 
 
 def _view(record: JobRecord) -> EndpointView:
-    port = _port(job_of(record))
+    try:
+        port = _port(job_of(record))
+    except RecordUnreadable:
+        port = None
     return EndpointView(
         id=record.id,
         name=record.name,

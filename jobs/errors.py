@@ -11,8 +11,13 @@ JobServiceError
 ├── JobEnded          a job that has ended cannot be changed
 ├── NotPaused         a job that is not paused, or not yet, cannot be resumed
 ├── BudgetSpent       a job whose budget is spent cannot be resumed
+├── RecordUnreadable  what was recorded is no longer valid, such as after an upgrade
+├── SearchesBusy      too many callers have clusters searched at a time
+├── SearchTooLong     the clusters were not searched in time
 └── RecordChanged     the record changed in the meantime; read it again
 """
+
+from pydantic import ValidationError
 
 
 class JobServiceError(Exception):
@@ -80,6 +85,29 @@ class RecordChanged(JobServiceError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"the record of job {job_id} changed in the meantime")
+
+
+class RecordUnreadable(JobServiceError):
+    """What was recorded is no longer valid, such as after an upgrade. `what`: the job, file of queues or pipeline."""
+
+    def __init__(self, what: str, error: ValidationError) -> None:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        super().__init__(f"{what} can no longer be read: {field}{': ' if field else ''}{first['msg']}")
+
+
+class SearchesBusy(JobServiceError):
+    """Too many callers have clusters searched at a time."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the service computes other {what}: try again later")
+
+
+class SearchTooLong(JobServiceError):
+    """The clusters were not searched in time."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"the service could not compute the {what} within {seconds:g} s: try again later")
 
 
 class ClusterUnknown(JobServiceError):

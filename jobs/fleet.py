@@ -7,6 +7,7 @@ registered, changed or removed while this process leads are noticed within secon
 import asyncio
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
@@ -120,7 +121,8 @@ class ClusterWork:
 
     async def _note_health(self) -> None:
         found, trouble = await looked_at(self.cluster, self._fleet.source)
-        capacity = await asyncio.to_thread(capacity_of, found) if found is not None else None
+        loop, thread = asyncio.get_running_loop(), self._fleet.capacity_thread
+        capacity = await loop.run_in_executor(thread, capacity_of, found) if found is not None else None
         now, name = self._fleet.clock.now(), self.cluster.id
         await self._fleet.database.write(
             lambda session: note_health(session, name, now=now, trouble=trouble, capacity=capacity)
@@ -184,6 +186,8 @@ class ClusterFleet:
         self.may_write = may_write
         self.accounts = accounts
         """Makes what records the GPU time of another cluster than the service's own."""
+        self.capacity_thread = ThreadPoolExecutor(1, thread_name_prefix="capacity")
+        """Counts the GPUs of each cluster in turn, which takes seconds in a large one."""
         self.works: dict[str, ClusterWork] = {}
         self.watches = {kind: HomeWatch(self, kind) for kind in WATCHED}
 

@@ -1,8 +1,5 @@
 """The route that offers a waiting job a weaker topology in which it fits now."""
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Final
 
@@ -17,9 +14,12 @@ from jobs.asking import OneJob
 from jobs.chooser import expected_ends
 from jobs.cluster_store import get_cluster, running_jobs
 from jobs.problems import ApiRefusal, documented, problem
+from jobs.searching import SearchThread
 from jobs.views import job_of
 
 OFFER: Final = "/api/clusters/{cluster}/jobs/{job_id}/topology-offer"
+SECONDS_MAX: Final = 60.0
+"""How long an offer may take: it searches the cluster several times."""
 
 
 class TopologyOfferView(BaseModel):
@@ -32,25 +32,9 @@ class TopologyOfferView(BaseModel):
     saved_seconds: Annotated[float | None, Field(description="wait that it saves; null if nobody knows its end")]
 
 
-class OfferThread:
-    """Computes one offer at a time, which takes seconds, beside the threads on which the service reads its database."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="offers")
-        self._current: Future[TopologyOffer] | None = None
-
-    async def run(self, compute: Callable[[], TopologyOffer]) -> TopologyOffer:
-        """Return the offer. Raises ApiRefusal while another one is computed, also for a caller who went away."""
-        if self._current is not None and not self._current.done():
-            told = problem(429, "too-many", "Too many offers at a time", "another offer is computed: try again later")
-            raise ApiRefusal(told, headers={"Retry-After": "5"})
-        self._current = self._threads.submit(compute)
-        return await asyncio.wrap_future(self._current)
-
-
 def add_offer_routes(app: FastAPI) -> None:
     """Add the route to the application."""
-    app.state.offers = OfferThread()
+    app.state.offers = SearchThread("offers", turns_max=1, seconds_max=SECONDS_MAX)
     app.get(OFFER, responses=documented(401, 404, 422, 429, 503))(show_offer)
 
 
@@ -68,7 +52,7 @@ async def show_offer(asked: OneJob, request: Request) -> TopologyOfferView:
         told = problem(503, "unavailable", "The cluster does not answer", trouble)
         raise ApiRefusal(told, headers={"Retry-After": "2"})
     now = parts.now()
-    offers: OfferThread = request.app.state.offers
+    offers: SearchThread = request.app.state.offers
     compute = partial(
         offer_of,
         found,
@@ -78,7 +62,8 @@ async def show_offer(asked: OneJob, request: Request) -> TopologyOfferView:
         ends=expected_ends(found, running, now),
         now_seconds=now.timestamp(),
     )
-    return _view(await offers.run(compute))
+    async with offers.turn() as search:
+        return _view(await search(compute))
 
 
 def _view(offer: TopologyOffer) -> TopologyOfferView:

@@ -22,6 +22,9 @@ from jobs.errors import (
     NameTaken,
     NotPaused,
     RecordChanged,
+    RecordUnreadable,
+    SearchesBusy,
+    SearchTooLong,
     WebhookUnknown,
 )
 
@@ -100,6 +103,9 @@ _KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
     (NotPaused, 409, "not-paused", "The job is not paused"),
     (BudgetSpent, 409, "budget-spent", "The job's budget is spent"),
     (RecordChanged, 409, "changed-meanwhile", "The record changed in the meantime; try again"),
+    (RecordUnreadable, 409, "unreadable", "What was recorded can no longer be read"),
+    (SearchesBusy, 429, "too-many", "Too many requests at a time"),
+    (SearchTooLong, 503, "unavailable", "It takes too long now"),
     (IllegalStep, 409, "illegal-step", "The job's state does not allow this"),
 )
 

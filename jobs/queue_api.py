@@ -17,7 +17,7 @@ from jobs.asking import check_operator
 from jobs.problems import ApiRefusal, documented, invalid, not_found, problem
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import planned
-from jobs.queue_store import queue_file_of, store_queue_file
+from jobs.queue_store import queue_file_of, queues_in, store_queue_file
 from jobs.queue_views import (
     WITHOUT_KUEUE,
     QueueChangesView,
@@ -112,9 +112,10 @@ async def show_queue(
 async def _seen(
     cluster: RegisteredCluster, parts: ApiParts, caller: JobCaller
 ) -> tuple[QueueFileRecord | None, list[QueueView]]:
-    """Return the stored file and the queues that the caller may see."""
+    """Return the stored file and the queues that the caller may see. Raises RecordUnreadable."""
     record = await parts.database.read(lambda session: queue_file_of(session, cluster.id))
-    if record is None:
+    file = queues_in(record)
+    if record is None or file is None:
         return None, []
     try:
         counted = await QueueCluster(await parts.links.client(cluster)).cluster_queues()
@@ -122,7 +123,7 @@ async def _seen(
         raise _unavailable(error) from error
     scopes = seen_scopes(caller)
     tenants = None if scopes is None else {tenant for tenant, _ in scopes}
-    found = queue_views(QueueFile.model_validate(record.document), counted)
+    found = queue_views(file, counted)
     return record, [one for one in found if tenants is None or one.tenant in tenants]
 
 

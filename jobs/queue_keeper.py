@@ -17,8 +17,9 @@ from atoll.jobs.settings import RenderSettings
 from atoll.kube.clock import Clock
 from atoll.kube.errors import ApiError, KubeError
 from jobs.database import Database
+from jobs.errors import RecordUnreadable
 from jobs.queue_cluster import QueueCluster
-from jobs.queue_store import note_check, queue_file_of
+from jobs.queue_store import note_check, queue_file_of, queues_in
 from jobs.records import QueueFileRecord
 
 log = structlog.get_logger(__name__)
@@ -68,8 +69,14 @@ class QueueKeeper:
             await self._clock.sleep(NEW_FILE_SECONDS)
 
     async def look(self, record: QueueFileRecord) -> None:
-        """Compare the cluster with its file and write the differences. Raises KubeError and SQLAlchemy's errors."""
-        file = QueueFile.model_validate(record.document)
+        """Compare the cluster with its file and write the differences; of a file that can no longer be read nothing is
+        written. Raises KubeError and SQLAlchemy's errors."""
+        try:
+            file = queues_in(record)
+        except RecordUnreadable as error:
+            await self._note(record, [f"{error}: apply it again"], has_kueue=record.has_kueue is not False)
+            return
+        assert file is not None
         if self._is_draining():
             file = held(file)
         plan, has_kueue = await planned(file, self._queues, self._rendering, service_id=self._service_id)
@@ -80,7 +87,9 @@ class QueueKeeper:
                 log.info("Wrote a queue's object", cluster=self._cluster, verb=write.verb.value, object=str(write.key))
             except ApiError as error:
                 problems.append(f"cannot {write}: {error.message}")
-        told = problems[:PROBLEMS_MAX]
+        await self._note(record, problems[:PROBLEMS_MAX], has_kueue=has_kueue)
+
+    async def _note(self, record: QueueFileRecord, told: list[str], *, has_kueue: bool) -> None:
         if (record.checked_generation, record.has_kueue, record.problems) != (record.generation, has_kueue, told):
             await self._database.write(
                 lambda session: note_check(

@@ -4,14 +4,27 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
+from atoll.jobs.queue_file import QueueFile
+from jobs.errors import RecordUnreadable
 from jobs.records import QueueFileRecord
 
 
 def queue_file_of(session: Session, cluster_id: str) -> QueueFileRecord | None:
     """Return the file of a cluster, or None if none was applied."""
     return session.get(QueueFileRecord, cluster_id)
+
+
+def queues_in(record: QueueFileRecord | None) -> QueueFile | None:
+    """Return what a file says; None without one. Raises RecordUnreadable."""
+    if record is None:
+        return None
+    try:
+        return QueueFile.model_validate(record.document)
+    except ValidationError as error:
+        raise RecordUnreadable(f"the file of queues of cluster {record.cluster_id}", error) from error
 
 
 def store_queue_file(

@@ -24,7 +24,6 @@ from atoll.jobs.facts import JobObservation, JobPhase, observe
 from atoll.jobs.last_checkpoint import told_at_end
 from atoll.jobs.model import Job
 from atoll.jobs.planning import JobHistory, PlannedStep, plan_steps
-from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.queue_limits import rules_of
 from atoll.jobs.rendering import render
 from atoll.jobs.retries import Due, TimeOver, bounded, start_of, time_left
@@ -32,15 +31,15 @@ from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
 from atoll.jobs.words import JobType, Priority
 from atoll.kube.clock import Clock
-from atoll.kube.errors import Forbidden, Invalid, NotFound
+from atoll.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from atoll.ml.escalation import Escalation, escalation_of
 from atoll.ml.queue_rules import QueueRules, waits_for
 from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
 from jobs.cluster_store import MOVING
 from jobs.database import Database
-from jobs.errors import JobUnknown, RecordChanged
+from jobs.errors import JobUnknown, RecordChanged, RecordUnreadable
 from jobs.objects import WORKLOADS, objects_of
-from jobs.queue_store import queue_file_of
+from jobs.queue_store import queue_file_of, queues_in
 from jobs.records import JobRecord
 from jobs.store import change_job, get_job, queue_usage, queued_since, recorded_ids, take_step
 from jobs.views import checkpoint_of, job_of
@@ -110,7 +109,7 @@ class JobReconciler:
     async def reconcile(self, job_id: str) -> float | None:
         """Do the next step of a job; return the seconds until the next run, or None to wait for a change.
 
-        Raises KubeError and SQLAlchemy's errors: the caller retries the job later.
+        Raises KubeError, SearchesBusy, SearchTooLong and SQLAlchemy's errors: the caller retries the job later.
         """
         record = await self._record(job_id)
         if record is None:
@@ -119,6 +118,8 @@ class JobReconciler:
             return await self._next(record)
         except RecordChanged:
             return 0.0
+        except RecordUnreadable as error:
+            return await self._keep(record, str(error), self._clock.now())
 
     async def sweep(self) -> tuple[str, ...]:
         """Remove objects without a record; return the jobs of the other objects, which may need cleaning up."""
@@ -128,7 +129,10 @@ class JobReconciler:
         for job_id, mine in new.items():
             if job_id not in known:
                 log.warning("Removing objects without a record", job=job_id, objects=[str(one) for one in mine])
-                await self._cluster.remove(mine)
+                try:
+                    await self._cluster.remove(mine)
+                except ApiError as error:  # a webhook may refuse one job's objects: the next sweep tries again
+                    log.warning("Could not remove objects without a record", job=job_id, err=str(error))
         return tuple(job_id for job_id in new if job_id in known)
 
     async def _record(self, job_id: str) -> JobRecord | None:
@@ -194,7 +198,8 @@ class JobReconciler:
         if not _gpus_of(record) or name is None:
             return None
         file = await self._database.read(lambda session: queue_file_of(session, record.cluster_id))
-        tenant = QueueFile.model_validate(file.document).tenant(record.tenant_id) if file is not None else None
+        queues = queues_in(file)
+        tenant = queues.tenant(record.tenant_id) if queues is not None else None
         queue = next((one for one in tenant.queues if one.name == name), None) if tenant is not None else None
         rules = rules_of(queue) if queue is not None else None
         return rules if rules is not None and rules.has_budget else None
@@ -345,13 +350,16 @@ class JobReconciler:
             seen = await self._observe(record, now)
             if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
-        sheet = await mover.choose(record, job)
-        if sheet.chosen is None:
-            is_leaving = MOVING in record.message  # its objects are gone, or going
-            so_far = f"{MOVING}another one, and" if is_leaving else ", and"
-            told = f"{self._cluster.name} is draining{so_far} no cluster takes the job: {sheet.told()}"
-            await self._say(record, told, now)
-            return MOVE_SECONDS
+        try:
+            sheet = await mover.choose(record, job)
+            if sheet.chosen is None:
+                return await self._keep(record, f"no cluster takes the job: {sheet.told()}", now)
+            queue = await self._queue_in(sheet.chosen, record, job, now)
+        except JobMistake as mistake:
+            told = f"the job can no longer be rendered: {mistake}"
+            if state is JobState.PENDING:
+                return await self._fail(record, told, now)
+            return await self._keep(record, told, now)
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
         if left:
@@ -361,7 +369,6 @@ class JobReconciler:
             return SOON_SECONDS
         kept = f"; its volume of checkpoints stays in {self._cluster.name}" if found else ""
         told = f"moved from {self._cluster.name}, which is draining, to {sheet.chosen}{kept}"
-        queue = await self._queue_in(sheet.chosen, record, job, now)
         changes = {"cluster_id": sheet.chosen, "choice": sheet.plain(), "queue_name": queue}
         try:
             await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
@@ -373,13 +380,23 @@ class JobReconciler:
         return 0.0
 
     async def _queue_in(self, cluster: str, record: JobRecord, job: Job, now: datetime) -> str | None:
-        """Return the queue of a job in another cluster, if that has a file of queues and the job names none."""
+        """Return the queue of a job in another cluster, if that has a file of queues and the job names none. Raises
+        JobMistake, RecordUnreadable."""
         file = await self._database.read(lambda session: queue_file_of(session, cluster))
-        if file is None or record.document.get("policy", {}).get("queue_name") is not None:
+        queues = queues_in(file)
+        if queues is None or record.document.get("policy", {}).get("queue_name") is not None:
             return None
-        tenant = QueueFile.model_validate(file.document).tenant(record.tenant_id)
+        tenant = queues.tenant(record.tenant_id)
         needs = render(job, self._rendering, now_seconds=now.timestamp()).needs
         return tenant.queue_for(critical=needs.priority is Priority.CRITICAL).name if tenant is not None else None
+
+    async def _keep(self, record: JobRecord, why: str, now: datetime) -> float:
+        """Leave a job where it is and as it is, and say why."""
+        if self._mover is not None and self._mover.is_draining():
+            is_leaving = MOVING in record.message  # its objects are gone, or going
+            why = f"{self._cluster.name} is draining{f'{MOVING}another one' if is_leaving else ''}, and {why}"
+        await self._say(record, why, now)
+        return MOVE_SECONDS
 
     async def _say(self, record: JobRecord, message: str, now: datetime) -> None:
         """Record why a job waits."""

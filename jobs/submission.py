@@ -20,7 +20,7 @@ from atoll.ml.document import Document
 from jobs.api_parts import ApiParts
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
-from jobs.queue_store import queue_file_of
+from jobs.queue_store import queue_file_of, queues_in
 from jobs.settings import JobServiceSettings
 from jobs.store import AUTO, NewJob
 
@@ -108,8 +108,7 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
     if never:
         shape = job.attributes.tpu_topology or job.attributes.tpu_chip_count
         raise mistaken("ext_ml_tpu_topology", shape, f"cluster {cluster}: {never}", "ask for a slice that there is")
-    queues = QueueFile.model_validate(file.document) if file is not None else None
-    queue = _queue(job, queues, accepted.tenant, accepted.rendered.needs.priority)
+    queue = _queue(job, queues_in(file), accepted.tenant, accepted.rendered.needs.priority)
     asked = job.model_copy(update={"cluster_id": cluster})
     placed, rendered = _within_limits(asked, accepted.rendered, queue, parts)
     needs = rendered.needs

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from atoll.jobs.costs.prices import MICROS
 from atoll.jobs.last_checkpoint import LastCheckpoint
 from atoll.jobs.model import Job
 from atoll.jobs.states import JobState
 from atoll.jobs.words import JobType, SourceType
+from jobs.errors import RecordUnreadable
 from jobs.records import JobEventRecord, JobRecord
 
 
@@ -100,21 +101,21 @@ class JobEventListView(BaseModel):
 
 
 def job_of(record: JobRecord) -> Job:
-    """Return the job to render: the submitted one with the fields that the service sets."""
+    """Return the job to render: the submitted one with the fields that the service sets. Raises RecordUnreadable."""
     policy = record.document.get("policy") or {}
     is_chosen = record.queue_name is not None and policy.get("queue_name") is None
     queue = {"policy": policy | {"queue_name": record.queue_name}} if is_chosen else {}
-    return Job.model_validate(
-        record.document
-        | queue
-        | {
-            "id": record.id,
-            "namespace": record.namespace,
-            "tenant_id": record.tenant_id,
-            "cluster_id": record.cluster_id,
-            "created_by": label_safe(record.created_by),
-        }
-    )
+    own = {
+        "id": record.id,
+        "namespace": record.namespace,
+        "tenant_id": record.tenant_id,
+        "cluster_id": record.cluster_id,
+        "created_by": label_safe(record.created_by),
+    }
+    try:
+        return Job.model_validate(record.document | queue | own)
+    except ValidationError as error:
+        raise RecordUnreadable(f"job {record.name}", error) from error
 
 
 def queue_name_of(record: JobRecord, named: str | None) -> str:
@@ -123,9 +124,12 @@ def queue_name_of(record: JobRecord, named: str | None) -> str:
 
 
 def checkpoint_of(record: JobRecord) -> LastCheckpoint | None:
-    """Return the last checkpoint that was recorded."""
+    """Return the last checkpoint that was recorded; None for one that can no longer be read."""
     stored = record.last_checkpoint
-    return LastCheckpoint.model_validate_json(json.dumps(stored)) if stored is not None else None
+    try:
+        return LastCheckpoint.model_validate_json(json.dumps(stored)) if stored is not None else None
+    except ValidationError:
+        return None
 
 
 def label_safe(name: str) -> str:

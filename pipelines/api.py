@@ -50,6 +50,7 @@ from pipelines.store import (
     get_run,
     list_pipelines,
     list_runs,
+    pipeline_in,
     remove_pipeline,
     rerun_run,
     steps_of,
@@ -266,7 +267,9 @@ async def execute(
 ) -> RunView:
     """Begin a run. A repeated idempotency key returns the run begun before, with status 200."""
     owner = await asked.allowed(JobPermission.CREATE)
-    inputs = checked_inputs(Pipeline.model_validate(owner.document), body.inputs if body is not None else {})
+    inputs = checked_inputs(
+        pipeline_in(owner.document, f"pipeline {owner.name}"), body.inputs if body is not None else {}
+    )
     request = RunRequest(inputs, asked.caller.name, f"{asked.caller.name}, by hand", idempotency_key)
     now, is_new = asked.parts.now(), False
 

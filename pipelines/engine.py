@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 
 from atoll.pipelines.words import RunState
 from atoll.service.runtime import supervise
+from jobs.errors import RecordUnreadable
 from pipelines.durable import in_own_loop, start_try
 from pipelines.errors import RunUnknown
 from pipelines.performing import StepClock, StepParts, StepPerformer
 from pipelines.retention import RunRetention
-from pipelines.store import Try, active_run_ids, advance, running_tries
+from pipelines.store import Try, active_run_ids, advance, fail_run, running_tries
 from pipelines.watching import StepWatch
 
 log = structlog.get_logger(__name__)
@@ -93,6 +94,9 @@ class PipelineEngine:
             await self._parts.database.write(lambda session: advance(session, run_id, now=now, cluster=cluster))
         except RunUnknown:
             log.info("A run was removed before it began", run=run_id)
+        except RecordUnreadable as error:
+            why = str(error)
+            await self._parts.database.write(lambda session: fail_run(session, run_id, why, now=now))
 
     async def _start(self, tries: Sequence[Try]) -> None:
         for one in tries:

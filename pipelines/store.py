@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
@@ -38,6 +39,7 @@ from atoll.pipelines.words import (
     StepState,
     StepType,
 )
+from jobs.errors import RecordUnreadable
 from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
 from pipelines.errors import KeyTaken, PipelineDeployed, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
@@ -163,7 +165,7 @@ def within(
 def create_run(session: Session, pipeline_id: str, asked: RunRequest, now: datetime) -> tuple[RunRecord, bool]:
     """Record a run; return it and whether it is new: a repeated idempotency key returns the earlier run.
 
-    Raises PipelineUnknown, RunActive, KeyTaken.
+    Raises PipelineUnknown, RunActive, KeyTaken, RecordUnreadable.
     """
     owner = _locked_pipeline(session, pipeline_id)
     known = _by_key(session, pipeline_id, asked.key)
@@ -171,7 +173,7 @@ def create_run(session: Session, pipeline_id: str, asked: RunRequest, now: datet
         if known.inputs != dict(asked.inputs):
             raise KeyTaken(asked.key or "")
         return known, False
-    graph = PipelineGraph(Pipeline.model_validate(owner.document))
+    graph = PipelineGraph(pipeline_in(owner.document, f"pipeline {owner.name}"))
     overlap = graph.pipeline.overlap
     active = () if overlap is OverlapPolicy.ALLOW else _active_runs(session, pipeline_id)
     if active and overlap is OverlapPolicy.FORBID:
@@ -333,7 +335,7 @@ def advance(
     """Record how a try ended, decide what follows, and record that. `cluster`: where jobs run; its free quota decides
     whether the branches of a parallel step run together.
 
-    Calling it again changes nothing, so it may be called after any crash. Raises RunUnknown.
+    Calling it again changes nothing, so it may be called after any crash. Raises RunUnknown, RecordUnreadable.
     """
     record = _locked_run(session, run_id)
     if record.state in ENDED_RUNS:
@@ -357,6 +359,21 @@ def advance(
     session.flush()
 
 
+def fail_run(session: Session, run_id: str, why: str, *, now: datetime) -> None:
+    """End a run that cannot begin. Raises RunUnknown."""
+    record = _locked_run(session, run_id)
+    record.state, record.message, record.ended_at = RunState.FAILED.value, bounded(why), now
+    session.flush()
+
+
+def pipeline_in(document: Mapping[str, Any], what: str) -> Pipeline:
+    """Return a recorded pipeline. Raises RecordUnreadable."""
+    try:
+        return Pipeline.model_validate(document)
+    except ValidationError as error:
+        raise RecordUnreadable(what, error) from error
+
+
 def _may_begin(session: Session, record: RunRecord) -> bool:
     """Return whether a run may begin: with overlap other than allow, once every earlier run has ended."""
     overlap = record.document.get("overlap", OverlapPolicy.ALLOW)
@@ -371,7 +388,7 @@ def snapshot_of(session: Session, record: RunRecord) -> RunSnapshot:
 
 
 def _snapshot(record: RunRecord, records: Mapping[str, StepRecord]) -> RunSnapshot:
-    graph = PipelineGraph(Pipeline.model_validate(record.document))
+    graph = PipelineGraph(pipeline_in(record.document, f"the pipeline of run {record.number}"))
     fresh = new_run(graph, record.id, record.inputs)
     steps = {key: _step_run(one) for key, one in records.items()}
     return replace(fresh, steps=steps, cancel_requested=record.cancel_requested_at is not None)

@@ -11,22 +11,23 @@ from typing import Any, Final
 from uuid import uuid4
 
 import structlog
+from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.retries import bounded
 from atoll.pipelines.events import OWN, Event, topics_of
 from atoll.pipelines.expressions import ExpressionFailed, ExpressionInvalid
-from atoll.pipelines.model import Pipeline
 from atoll.pipelines.thresholds import Threshold
 from atoll.pipelines.triggers import PipelineTrigger, TriggerType
 from atoll.pipelines.words import ENDED_RUNS, RunState
+from jobs.errors import RecordUnreadable
 from jobs.problems import ApiRefusal
 from pipelines.errors import KeyTaken, RunActive, TriggerUnknown
 from pipelines.histories import forget_mark, metric_of, new_entries
 from pipelines.inputs import checked_inputs
 from pipelines.records import PipelineRecord, RunRecord, TriggerRecord
-from pipelines.store import RunRequest, create_run, get_pipeline
+from pipelines.store import RunRequest, create_run, get_pipeline, pipeline_in
 
 log = structlog.get_logger(__name__)
 
@@ -96,8 +97,21 @@ def remove_trigger(session: Session, trigger_id: str) -> None:
 
 
 def trigger_of(record: TriggerRecord) -> PipelineTrigger:
-    """Return the trigger of a record."""
-    return PipelineTrigger.model_validate(record.document)
+    """Return the trigger of a record. Raises RecordUnreadable."""
+    try:
+        return PipelineTrigger.model_validate(record.document)
+    except ValidationError as error:
+        raise RecordUnreadable("the trigger", error) from error
+
+
+def _live_trigger(record: TriggerRecord) -> PipelineTrigger | None:
+    """Return the trigger of a record; one that can no longer be read is disabled, and says why."""
+    try:
+        return trigger_of(record)
+    except RecordUnreadable as error:
+        record.enabled, record.last_message = False, bounded(f"disabled: {error}")
+        log.warning("Disabled a trigger", trigger=record.id, err=str(error))
+        return None
 
 
 # Firing
@@ -109,7 +123,9 @@ def fire_due(session: Session, now: datetime) -> int:
     due = select(TriggerRecord).where(*where).order_by(TriggerRecord.next_run, TriggerRecord.id)
     records = session.scalars(due.limit(FIRED_TOGETHER_MAX).with_for_update()).all()
     for record in sorted(records, key=lambda one: one.pipeline_id):
-        trigger = trigger_of(record)
+        trigger = _live_trigger(record)
+        if trigger is None:
+            continue
         for instant in trigger.due(record.looked_at, now):
             if trigger.may_begin(instant):
                 _begin(session, record, f"cron of {instant.isoformat()}", instant.isoformat(), trigger.inputs, now)
@@ -123,7 +139,9 @@ def fire_ends(session: Session, now: datetime) -> None:
     where = (TriggerRecord.enabled, TriggerRecord.trigger_type == TriggerType.DEPENDENCY.value)
     found = select(TriggerRecord).where(*where).order_by(TriggerRecord.pipeline_id, TriggerRecord.id)
     for record in session.scalars(found.with_for_update()).all():
-        trigger = trigger_of(record)
+        trigger = _live_trigger(record)
+        if trigger is None:
+            continue
         since = max(record.created_at, record.looked_at - ENDS_SLACK)
         ended = (
             RunRecord.pipeline_id == record.topic,
@@ -174,8 +192,8 @@ def fire_jobs(session: Session, after: int, now: datetime) -> int | None:
 
 def _take_event(session: Session, record: TriggerRecord, event: Event, now: datetime) -> list[str]:
     """Begin the run that an event begins by one trigger; return its id."""
-    trigger = trigger_of(record)
-    if not (trigger.takes(event) and trigger.may_begin(now)):
+    trigger = _live_trigger(record)
+    if trigger is None or not (trigger.takes(event) and trigger.may_begin(now)):
         return []
     key = f"{event['event.source']} {event['event.id']}"
     try:
@@ -211,9 +229,9 @@ def fire_metrics(session: Session, now: datetime) -> None:
     )
     found = select(TriggerRecord).where(*where).order_by(TriggerRecord.pipeline_id, TriggerRecord.id)
     for record in session.scalars(found.with_for_update()).all():
-        trigger, memory = trigger_of(record), record.memory
-        threshold = trigger.threshold
-        if threshold is None or threshold.metric is None or not trigger.may_begin(now):
+        trigger, memory = _live_trigger(record), record.memory
+        threshold = trigger.threshold if trigger is not None else None
+        if trigger is None or threshold is None or threshold.metric is None or not trigger.may_begin(now):
             continue
         number = metric_of(session, threshold.metric, get_pipeline(session, record.pipeline_id), now)
         fires, is_armed = threshold.judged(number, is_armed=memory.get("armed", True))
@@ -251,11 +269,11 @@ def _begin(
     """Begin a run, unless its key has begun one; return its id. What prevents it is kept as the trigger's message."""
     owner = get_pipeline(session, record.pipeline_id)
     try:
-        given = checked_inputs(Pipeline.model_validate(owner.document), inputs)
+        given = checked_inputs(pipeline_in(owner.document, f"pipeline {owner.name}"), inputs)
         asked = RunRequest(given, record.created_by, cause, f"trigger-{record.id}-{key}"[:512])
         with session.begin_nested():
             run, is_new = create_run(session, record.pipeline_id, asked, now)
-    except (RunActive, KeyTaken) as error:
+    except (RunActive, KeyTaken, RecordUnreadable) as error:
         record.last_message = bounded(f"no run for {cause}: {error}")
         return []
     except ApiRefusal as refusal:

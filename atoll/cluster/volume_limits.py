@@ -21,8 +21,8 @@ class NodeUse(NamedTuple):
 
 
 class VolumeUse:
-    """Which volumes are in use by node, and how many a node takes. A node is looked at once as long as it has the same
-    pods: what-ifs on one snapshot share this."""
+    """Which volumes are in use by node, and how many a node takes. Each node is looked at once as long as it has the
+    same pods: what-ifs on one snapshot share this."""
 
     def __init__(self, volumes: Volumes) -> None:
         """Use the claims and volumes of one moment."""

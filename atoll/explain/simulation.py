@@ -115,7 +115,7 @@ def _in_order(asking: Sequence[Pod]) -> list[tuple[Pod, ...]]:
     return sorted(map(tuple, units.values()), key=lambda unit: -max(pod.spec.priority for pod in unit))
 
 
-def without_nodes(snapshot: ClusterSnapshot, gone: Sequence[str]) -> ClusterSnapshot:
+def without_nodes(snapshot: ClusterSnapshot, gone: Collection[str]) -> ClusterSnapshot:
     """Return the snapshot without these nodes and their pods."""
     there = {pod.metadata.uid for pod in snapshot.pods if pod.spec.node_name in gone}
     left = without_pods(snapshot, there)

@@ -26,6 +26,9 @@ from topology.islands import islands
 
 ENDS_MAX: Final = 256
 """Ends of running jobs that are considered."""
+LOOKS_MAX: Final = 10_000
+"""Looks at nodes that a search may take, about 5 s: each pod that is placed on its own, and each expected end that is
+tried, looks at all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class ExpectedEnd:
 
 @dataclass(frozen=True, slots=True)
 class JobFit:
-    """`fits`: every pod that Atoll places has its GPUs now, with nobody preempted. `reason`: why not. `wait_seconds`:
-    until it is expected to fit; 0 now, None if no expected end makes room."""
+    """`fits`: every pod that Atoll places has its GPUs now, with nobody preempted. `reason`: why not, or which pods
+    were placed. `wait_seconds`: until it is expected to fit; 0 now, None if no expected end makes room."""
 
     fits: bool
     reason: str = ""
@@ -62,32 +65,46 @@ def fit_of(found: ClusterSnapshot, rendered: Rendered, *, namespace: str, ends: 
         return JobFit(fits=True, reason="asks for no GPU", wait_seconds=0.0)
     if rendered.helm is not None:
         return JobFit(fits=True, reason="the pods of its chart are not known", wait_seconds=0.0)
-    outcomes = _placed(found, rendered, namespace).outcomes
+    nodes_count = max(1, len(found.nodes))
+    if nodes_count > LOOKS_MAX:
+        return JobFit(fits=True, reason="the cluster is too large to place the job's pods ahead", wait_seconds=0.0)
+    pods = _pods(rendered, namespace, found.taken_at)
+    some = pods if rendered.needs.is_gang else pods[: LOOKS_MAX // nodes_count]
+    outcomes = _placed(found, rendered, some, namespace).outcomes
     missing = [one for one in outcomes if one.allocation is None]
-    if not missing:
-        return JobFit(fits=True, wait_seconds=0.0)
-    return JobFit(fits=False, reason=_why(missing[0]), wait_seconds=_wait(found, rendered, namespace, ends))
+    if missing:
+        wait_seconds = _wait(found, rendered, some, namespace, ends)
+        return JobFit(fits=False, reason=_why(missing[0]), wait_seconds=wait_seconds)
+    unplaced = f"only the first {len(some)} of its {len(pods)} pods were placed" if len(some) < len(pods) else ""
+    return JobFit(fits=True, reason=unplaced, wait_seconds=0.0)
 
 
-def _wait(found: ClusterSnapshot, rendered: Rendered, namespace: str, ends: Sequence[ExpectedEnd]) -> float | None:
-    """Return the first expected end after which the job fits. Each end only adds room, so halving finds it."""
-    ordered = sorted(ends, key=lambda end: end.seconds)[:ENDS_MAX]
+def _wait(
+    found: ClusterSnapshot, rendered: Rendered, pods: Sequence[Pod], namespace: str, ends: Sequence[ExpectedEnd]
+) -> float | None:
+    """Return the first expected end after which the job fits. Each end only adds room, so halving finds it; a search
+    that may look only a few times has few ends to halve."""
+    looks = max(1, len(found.nodes)) * (1 if rendered.needs.is_gang else len(pods))
+    halvings = min(LOOKS_MAX // looks, ENDS_MAX.bit_length())
+    ordered = sorted(ends, key=lambda end: end.seconds)[: min(2**halvings - 1, ENDS_MAX)]
 
     def fits_after(count: int) -> bool:
         gone = {uid for end in ordered[:count] for uid in end.pods}
-        return all(one.allocation is not None for one in _placed(found, rendered, namespace, gone=gone).outcomes)
+        return all(one.allocation is not None for one in _placed(found, rendered, pods, namespace, gone=gone).outcomes)
 
     number = bisect_left(range(len(ordered) + 1), 1, lo=1, key=fits_after)  # now it does not fit
     return ordered[number - 1].seconds if number <= len(ordered) else None
 
 
-def _placed(found: ClusterSnapshot, rendered: Rendered, namespace: str, *, gone: Collection[str] = ()) -> Simulation:
+def _placed(
+    found: ClusterSnapshot, rendered: Rendered, pods: Sequence[Pod], namespace: str, *, gone: Collection[str] = ()
+) -> Simulation:
     claims = [GpuClaim.model_validate(_stored(one, namespace)) for one in rendered.objects if one["kind"] == "GpuClaim"]
     gangs = [GpuGang.model_validate(_stored(one, namespace)) for one in rendered.objects if one["kind"] == "GpuGang"]
     left = without_pods(found, gone) if gone else found
     return simulate(
         with_objects(left, claims=claims),
-        _pods(rendered, namespace, found.taken_at),
+        pods,
         gangs,
         preempts=False,
         until_missing=True,

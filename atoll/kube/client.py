@@ -104,6 +104,8 @@ class ApiClient:
         self._session = session or _open_session(user_agent)
         self.throttled_seconds = 0.0
         self._server_date = ("", 0.0)
+        self.is_lost = False
+        """Whether the last request got no answer, or the last watch was cut."""
         self.observer: CallObserver = ignore_call
         """Called for every request sent, including each repetition; must not block."""
 
@@ -393,7 +395,8 @@ class ApiClient:
             await self.credentials.reload()
 
     def _observe(self, call: _Call, code: str) -> None:
-        """Pass an attempt that was sent to the observer, with its outcome."""
+        """Note whether there was an answer, and pass an attempt that was sent to the observer, with its outcome."""
+        self.is_lost = code == UNANSWERED
         if call.began_seconds is None:
             return
         seconds = asyncio.get_running_loop().time() - call.began_seconds

@@ -9,6 +9,7 @@ from atoll.api.claims import GpuClaim
 from atoll.cluster.objects import Pod
 from atoll.explain import simulation
 from atoll.explain.decision import IndexedSnapshot, PodDecision, decide
+from atoll.jobs import fitting
 from atoll.jobs.documents import parse_job
 from atoll.jobs.fitting import ExpectedEnd, GpuCapacity, JobFit, capacity_of, fit_of
 from atoll.jobs.model import Job
@@ -29,6 +30,12 @@ def job(gpus: int, **fields: Any) -> Rendered:
     parsed = parse_job(json.dumps(document | fields).encode())
     assert parsed.job is not None, parsed.problems
     return render(parsed.job)
+
+
+def lone_pods(count: int) -> Rendered:
+    """Return a rendered batch of so many pods on their own, four GPUs each."""
+    many = {"name": "many", "job_type": "batch", "ext_ml_gpu_count": 4, "parallelism": count, "completions": count}
+    return render(Job.model_validate(many | {"container": {"image": "busybox:1"}}))
 
 
 HALF = situation({"n1": {}, "n2": {}}, [holder("a", "n1", *range(4)), holder("b", "n2", *range(4))]).snapshot
@@ -73,10 +80,8 @@ def test_the_search_ends_at_the_first_pod_without_a_place(monkeypatch: pytest.Mo
         return decide(scene, pod, claim)
 
     monkeypatch.setattr(simulation, "decide", watched)
-    many = {"name": "many", "job_type": "batch", "ext_ml_gpu_count": 4, "parallelism": 1000, "completions": 1000}
-    rendered = render(Job.model_validate(many | {"container": {"image": "busybox:1"}}))
 
-    assert not fit_of(HALF_OF_ONE, rendered, namespace="team").fits
+    assert not fit_of(HALF_OF_ONE, lone_pods(1000), namespace="team").fits
     assert len(tried) == 2
 
 
@@ -105,3 +110,24 @@ def test_capacity_by_type_and_island() -> None:
     assert sum(one.free for one in by_type.values()) == 10
     assert isinstance(by_type["nvidia-l40s"], GpuCapacity)
     assert sum(size * count for size, count in by_type["nvidia-l40s"].islands.items()) >= 4
+
+
+def test_a_search_looks_at_a_bounded_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many pods on their own the first are placed, and of many expected ends few are tried; a cluster that is larger
+    than the bound is not searched at all. Each says so, or finds nothing."""
+    two = situation({"n1": {}, "n2": {}}).snapshot
+    monkeypatch.setattr(fitting, "LOOKS_MAX", 6)
+    some = fit_of(two, lone_pods(4), namespace="team")
+    all_of_them = fit_of(two, lone_pods(3), namespace="team")
+    uids = [pod.metadata.uid for pod in FULL.pods]
+    late = [ExpectedEnd(60 * number, frozenset()) for number in range(1, 64)] + [ExpectedEnd(9999, frozenset(uids))]
+    missed = fit_of(FULL, job(8), namespace="team", ends=late)
+    monkeypatch.setattr(fitting, "LOOKS_MAX", 7)
+    found = fit_of(FULL, job(8), namespace="team", ends=late)
+    monkeypatch.setattr(fitting, "LOOKS_MAX", 1)
+    too_large = fit_of(two, lone_pods(4), namespace="team")
+
+    assert some == JobFit(True, "only the first 3 of its 4 pods were placed", 0.0)
+    assert all_of_them == JobFit(True, "", 0.0)
+    assert (missed.wait_seconds, found.wait_seconds) == (None, 9999)
+    assert too_large == JobFit(True, "the cluster is too large to place the job's pods ahead", 0.0)

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from sqlalchemy.orm import Session
 
 from atoll.api import job_names, names
 from atoll.jobs.costs.prices import PriceTable
-from atoll.jobs.costs.spans import TimeUse
+from atoll.jobs.costs.spans import GpuAccount, GpuFact, TimeUse
 from atoll.jobs.costs.usage import UsageKey, sum_usage
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import JobStep
@@ -19,7 +21,7 @@ from atoll.kube.clock import end
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from jobs.accounting import GpuAccounting
-from jobs.accounts import UsageFilter, spans_between
+from jobs.accounts import UsageFilter, budgeted_ids, observe_gpus, spans_between
 from jobs.database import Database, opened
 from jobs.store import create_job, get_job, take_step
 from tests.builders import lease_json, make_allocation, pod_json, report_json
@@ -124,6 +126,33 @@ async def test_the_lease_of_a_job_is_charged_until_it_is_gone_and_spends_its_bud
     page = recorded.metrics
     page.refresh()
     assert 'atoll_jobs_gpus{use="unavailable"}' in page.page().decode()
+
+
+async def test_a_budget_that_cannot_be_read_does_not_stop_the_others(recorded: RecordedCluster) -> None:
+    """What was recorded of the one job became invalid; the next job's budget is acted upon, and the look ends."""
+    ids = [str(uuid4()) for _ in range(2)]
+    facts = {
+        job_id: GpuFact(job_id, "n1", "nvidia-a100", TimeUse.USED, account, price_micros=3_600_000, held_since=NOW)
+        for job_id in ids
+        for account in (GpuAccount(namespace="tenant-acme", job_id=job_id, pod_uid=job_id),)
+    }
+
+    def prepare(session: Session) -> None:
+        for job_id in ids:
+            new = new_job(job_id, intent={"budget_cap": "0.01", "budget_action": "pause"})
+            create_job(session, new, NOW, job_id=job_id)
+            take_step(session, job_id, JobStep.SUBMIT, now=NOW)
+        broken = get_job(session, ids[0])
+        broken.document = broken.document | {"intent": {"budget_cap": -1}}
+        for second in (0, 50):
+            observe_gpus(session, "local", facts, after(second), tenant_of=lambda _name: "", gap_seconds=60)
+
+    await recorded.database.write(prepare)
+    assert set(await recorded.database.read(lambda session: budgeted_ids(session, "local"))) == set(ids)
+    for job_id in ids:
+        await recorded.accounting._spend(job_id)
+
+    assert recorded.woken == [ids[1]]
 
 
 async def test_the_loop_records_what_comes_and_nothing_while_the_watches_are_blind(

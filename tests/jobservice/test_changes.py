@@ -181,8 +181,7 @@ async def test_offers_are_computed_one_at_a_time_and_leave_the_database_its_thre
             shown = await service.call("GET", path)
     finally:
         may_end.set()
-    current = service.app.state.offers._current
-    await until(current.done)
+    await until(lambda: all(one.done() for one in service.app.state.offers._left))
     last = await service.call("GET", f"{path}/topology-offer")
 
     assert {one.status_code for one in others} == {429}

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from atoll.kube.client import ApiClient
-from atoll.kube.errors import ConfigurationError, KubeError
+from atoll.kube.errors import ConfigurationError, KubeError, Unanswered
+from jobs.chooser import LiveSnapshots
 from jobs.links import ClusterLinks, told
 from jobs.records import RegisteredCluster
-from tests.fakes.api_server import FakeApiServer
+from tests.fakes.api_server import FakeApiServer, cut_connection
+from tests.fakes.clock import ManualClock
 from tests.fakes.listening import kubeconfig
 
 SECRET = "/api/v1/namespaces/atoll-system/secrets/east"
@@ -86,3 +88,35 @@ async def test_without_a_folder_no_file_is_read(tmp_path: Path) -> None:
     async with FakeApiServer().running() as server, links_of(server, tmp_path, has_folder=False) as links:
         with pytest.raises(ConfigurationError, match="no setting kubeconfig_folder"):
             await links.client(cluster("file:east"))
+
+
+async def test_what_was_read_before_the_connection_was_lost_does_not_count(tmp_path: Path) -> None:
+    """One read serves several choices, until a request or the leader finds the cluster gone: then it is read anew."""
+    async with FakeApiServer().running() as server, links_of(server, tmp_path) as links:
+        source, east = LiveSnapshots(links, ManualClock()), cluster("")
+        first = await source.snapshot(east)
+        assert await source.snapshot(east) is first
+        server.fail(cut_connection, times=200)
+        assert await source.snapshot(east) is first  # nobody knows yet
+        with pytest.raises(Unanswered):
+            await (await links.client(east)).current_version(SECRET)
+        with pytest.raises(ExceptionGroup) as lost:
+            await source.snapshot(east)
+        server.faults.clear()
+        back = await source.snapshot(east)
+        east.trouble = "connection refused"
+        after_a_look = await source.snapshot(east)
+
+        assert "failed" in told(lost.value)
+        assert back is not first
+        assert after_a_look is not back
+
+
+async def test_what_was_read_of_one_cluster_is_not_that_of_another_of_its_name(tmp_path: Path) -> None:
+    """A cluster may be registered anew with another kubeconfig."""
+    async with FakeApiServer().running() as server, links_of(server, tmp_path) as links:
+        source = LiveSnapshots(links, ManualClock())
+        first = await source.snapshot(cluster(""))
+        other = await source.snapshot(cluster(f"file:{kubeconfig(tmp_path, server.url).name}"))
+
+        assert other is not first

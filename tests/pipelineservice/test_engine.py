@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from atoll.jobs.states import ENDED
 from jobs.database import Database, opened
@@ -13,7 +14,7 @@ from jobs.queue_store import store_queue_file
 from jobs.records import JobRecord
 from pipelines.errors import KeyTaken, RunActive, RunNotEnded
 from pipelines.records import migrate_pipelines
-from pipelines.store import cancel_run, rerun_run, steps_of
+from pipelines.store import cancel_run, get_run, rerun_run, steps_of
 from tests.pipelines.made import JOB, step
 from tests.pipelines.test_sequencing import gpu_step, queue_file
 from tests.pipelineservice.world import EngineWorld
@@ -114,6 +115,25 @@ async def test_a_job_that_runs_too_long_is_cancelled(small: EngineWorld) -> None
         _, message = await world.until_ended(run_id)
 
     assert message.endswith("timed out after 1 s and was cancelled")
+
+
+async def test_a_run_that_can_no_longer_be_read_fails_alone(small: EngineWorld) -> None:
+    """An upgrade made its pipeline invalid before it began: it says so, and the next run begins and ends."""
+    world = small
+    bad = await world.begin(step("a"), name="bad")
+
+    def spoil(session: Session) -> None:
+        record = get_run(session, bad)
+        record.document = record.document | {"steps": []}
+
+    await world.database.write(spoil)
+    good = await world.begin(step("a"))
+    async with world.leading():
+        assert await world.until_ended(good) == ("succeeded", "")
+        state, message = await world.until_ended(bad)
+
+    assert state == "failed"
+    assert message.startswith("the pipeline of run 1 can no longer be read: steps")
 
 
 async def test_the_next_leader_continues_in_the_same_process(database: Database, database_url: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from jobs.database import Database, opened
 from pipelines.api import PIPELINES, add_pipelines
@@ -114,6 +115,32 @@ def signed(service: JobService, secret: str, *, delivery: str = "d1", age_second
         "webhook-timestamp": timestamp,
         "webhook-signature": f"v1,bm90IGl0 {signature(secret, delivery, timestamp, BODY)}",
     }
+
+
+async def test_a_trigger_that_can_no_longer_be_read_is_disabled_alone(service: JobService) -> None:
+    """An upgrade made it invalid: it says so, and the other one begins its run."""
+    cron = {"trigger_type": "cron", "cron_expression": "30 12 * * *"}
+    bad_path, bad = await triggered(service, "bad", **cron)
+    path, _ = await triggered(service, **cron)
+
+    def spoil(session: Session) -> None:
+        record = session.get(TriggerRecord, bad["id"])
+        assert record is not None
+        record.document = record.document | {"timezone": 1}
+
+    await service.database.write(spoil)
+    await service.clock.advance(30 * 60)
+    await TriggerKeeper(service.database, service.clock).look()
+
+    def shown(session: Session) -> tuple[bool, str]:
+        record = session.get(TriggerRecord, bad["id"])
+        assert record is not None
+        return record.enabled, record.last_message
+
+    enabled, message = await service.database.read(shown)
+    assert (len(await runs(service, bad_path)), len(await runs(service, path))) == (0, 1)
+    assert not enabled
+    assert message.startswith("disabled: the trigger can no longer be read: timezone: ")
 
 
 async def test_a_signed_webhook_begins_one_run_per_delivery(service: JobService) -> None:
