@@ -194,8 +194,8 @@ class GangReconciler:
             "them ends, or the pod set's count is raised"
         )
         strange = (
-            f"the pod is not of PodGroup {name!r}, for which GpuGang {name!r} runs, and counts for nothing in it; create "
-            f"it again with spec.schedulingGroup, or without the annotation {names.GANG}"
+            f"the pod is not of PodGroup {name!r}, for which GpuGang {name!r} runs, and counts for nothing in it; "
+            f"create it again with spec.schedulingGroup, or without the annotation {names.GANG}"
         )[:NOTE_LENGTH_MAX]
         return [
             *((member, strange) for member in view.strangers[:TOLD_MAX]),
