@@ -37,6 +37,7 @@ from atoll.cluster.objects import (
     StorageClass,
 )
 from atoll.cluster.request_history import RequestHistory, recall
+from atoll.cluster.volume_fit import claim_names
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
@@ -218,9 +219,17 @@ def _plain(value: object) -> object:
 def with_objects(
     snapshot: ClusterSnapshot, *, pods: Iterable[Pod] = (), claims: Iterable[GpuClaim] = ()
 ) -> ClusterSnapshot:
-    """Return the snapshot with pods and claims added; one of the same namespace and name is replaced."""
+    """Return the snapshot with pods and claims added; one of the same namespace and name is replaced. If the pods name
+    claims for volumes that are yet to come, claims that are not bound are left to kube-scheduler."""
     more_pods = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
     more_claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in claims}
     kept = [p for p in snapshot.pods if (p.metadata.namespace, p.metadata.name) not in more_pods]
     kept_claims = [c for c in snapshot.claims if (c.metadata.namespace, c.metadata.name) not in more_claims]
-    return replace(snapshot, pods=(*kept, *more_pods.values()), claims=(*kept_claims, *more_claims.values()))
+    known = {(one.metadata.namespace, one.metadata.name) for one in snapshot.volume_claims}
+    are_known = all((key[0], name) in known for key, pod in more_pods.items() for name in claim_names(pod))
+    return replace(
+        snapshot,
+        pods=(*kept, *more_pods.values()),
+        claims=(*kept_claims, *more_claims.values()),
+        storage_classes=snapshot.storage_classes if are_known else None,
+    )
