@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity, decode_csi_node
+from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.host_fit import excluded_nodes
 from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 from atoll.cluster.volume_fit import Volumes
-from atoll.cluster.volume_limits import UNLIMITED, crowded_node, members_by_volumes
+from atoll.cluster.volume_limits import UNLIMITED, VolumeUse, crowded_node, members_by_volumes
 from tests.cluster.test_host_fit import ZONE, node, pod
 from tests.cluster.test_volume_fit import ONLY_A, claim
 
@@ -75,7 +76,7 @@ def test_a_node_takes_as_many_members_as_it_takes_volumes(
     volumes = known({"n1": 3, "n2": 2, "n3": None})
     on = {"n2": [using("b"), using("c", "other")]}
 
-    assert members_by_volumes(asking, ["n1", "n2", "n3", "n4"], on, volumes, shared) == want
+    assert members_by_volumes(asking, ["n1", "n2", "n3", "n4"], on, VolumeUse(volumes), shared) == want
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,22 @@ def test_a_plan_that_needs_more_volumes_on_a_node_is_told(placed: list[tuple[Pod
     volumes = known({"n1": 1, "n3": 2})
     volumes = Volumes({**volumes.claims, made[0]: made[1]}, volumes.volumes, volumes.classes, volumes.csi_nodes)
 
-    told = crowded_node(placed, on, volumes)
+    told = crowded_node(placed, on, VolumeUse(volumes))
     assert words in told
     assert bool(told) == bool(words)
+
+
+def test_a_node_is_looked_at_once_on_one_snapshot_and_its_what_ifs() -> None:
+    """Parts of a gang, and gangs, share what was found, and without any pod the node is another."""
+    pods = {"n1": [using("a"), using("b")]}
+    snapshot = PlacementSnapshot({"n1": node("n1")}, {}, {}, pods, {}, volumes=known({"n1": 3}))
+    what_if = snapshot.without_positions({})
+    found = snapshot.volume_use.on("n1", snapshot.pods_on["n1"])
+
+    assert what_if.volume_use.on("n1", what_if.pods_on["n1"]) is found
+    assert found.counts == {DRIVER: 2}
+    emptied = snapshot.emptied()
+    assert emptied.volume_use.on("n1", emptied.pods_on.get("n1", ())).counts == {}
 
 
 def room(capacity: str, labels: dict[str, str] | None, **more: str) -> StorageCapacity:

@@ -39,6 +39,8 @@ FOUND_ONCE = {
     "marks are taken off a gang, and one request cannot be sent": 9280,
     "Leases are deleted while gates open": 2822,
     "a member goes while its Lease is asked for, and a reservation fills": 20356,
+    "a member that is gated goes after its GpuGang was made anew": 22159,
+    "a gang recovers, and the next leader's clock is minutes behind": 28860,
 }
 """Seeds beyond those of the other tests, each of which broke a promise once, or does without a guard."""
 ALL_FAULTS = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)

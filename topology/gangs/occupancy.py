@@ -60,10 +60,6 @@ class SearchOccupancy:
         if pod_set.ask is not None:
             want = self.want(pod_set, self.snapshot.hosts[host].kind)
             self.wants[host] = devices.add(self.wants.get(host, ()), want, count)
-        self.note(pod_set, host, count)
-
-    def note(self, pod_set: PodSet, host: int, count: int) -> None:
-        """Note members whose use the snapshot has already subtracted."""
         self.placed[pod_set.name] = pod_set
         counts = self.members.setdefault(host, {})
         counts[pod_set.name] = counts.get(pod_set.name, 0) + count

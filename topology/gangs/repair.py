@@ -1,6 +1,7 @@
 """Replacement hosts for members whose hosts were lost, so that the gang's request still holds with the rest.
 
-The snapshot must already exclude what the remaining members use. The Replacement has new places for as many lost
+The snapshot must already exclude what the remaining members use; they count in `Limit.present` and `PodSet.excluded` as
+others do. The Replacement has new places for as many lost
 members as possible, and a PlacementRefusal for each part without one; one part without a spare host does not block the
 others.
 
@@ -73,11 +74,8 @@ def replace_lost(
     usable = np.array([host.name not in lost for host in snapshot.hosts], dtype=np.bool_)
     for level, hosts in anchors:
         usable &= _domain(snapshot, level, hosts)
-    occupancy = SearchOccupancy(snapshot)
-    for member in remaining:
-        occupancy.note(pod_set, snapshot.index[member.host], 1)
     parts = _parts(pod_set, unit, snapshot, remaining, [member.rank for member in gone], usable)
-    return _placed(pod_set, occupancy, list(parts))
+    return _placed(pod_set, SearchOccupancy(snapshot), list(parts))
 
 
 def _parts(
@@ -193,9 +191,7 @@ def _first(
 
 
 def _members(pod_set: PodSet, occupancy: SearchOccupancy, places: dict[int, int]) -> tuple[PlacedMember, ...]:
-    """Members by rank; noted members have no set from this search."""
-    for host in set(places.values()):
-        occupancy.members[host] = {pod_set.name: sum(one == host for one in places.values())}
+    """Members by rank."""
     sets = device_sets(occupancy)
     found: list[PlacedMember] = []
     for rank, host in sorted(places.items()):

@@ -12,7 +12,7 @@ from typing import Final
 
 from atoll.cluster.gangs.member_limits import level_of
 from atoll.cluster.gangs.node_domains import ALONE
-from atoll.cluster.gangs.rehearsal import Clash, MemberRule, find_clash
+from atoll.cluster.gangs.rehearsal import Clash, MemberRule, VolumeClash, find_clash
 from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot
 from atoll.cluster.spread import SpreadCount, spread_counts
 from topology.gangs.descent import StepBudget
@@ -30,11 +30,11 @@ DOMAINS_MAX: Final = 8
 
 def arrange(
     question: GangSearchInput, cluster: PlacementSnapshot, budget: StepBudget
-) -> tuple[GangSearchInput, Placement] | PlacementRefusal | Clash:
-    """Return a plan with the question that it answers; or the first refusal, or what every plan that was tried breaks.
-    Raises TopologyError as the search does."""
+) -> tuple[GangSearchInput, Placement] | PlacementRefusal | Clash | VolumeClash:
+    """Return a plan with the question that it answers; or which volumes a plan lacks that breaks no other rule, or the
+    first refusal, or what every plan that was tried breaks. Raises TopologyError as the search does."""
     left: list[GangSearchInput] = [question]
-    failure: PlacementRefusal | Clash | None = None
+    failure: PlacementRefusal | Clash | VolumeClash | None = None
     for _ in range(TRIES_MAX):
         if not left or (failure is not None and budget.is_over()):
             break
@@ -51,6 +51,9 @@ def arrange(
         clash = find_clash(placed, cluster)
         if clash is None:
             return asked, answer
+        if isinstance(clash, VolumeClash):
+            failure = clash
+            continue
         failure = failure or clash
         counts = {part.pod_set: part.count for part in answer.assignments}
         left += reversed(list(_mended(asked, clash, counts, cluster)))

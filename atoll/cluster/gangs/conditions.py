@@ -29,10 +29,12 @@ def since_seconds(conditions: tuple[Condition, ...], kind: str) -> float | None:
 def put(
     conditions: tuple[Condition, ...], kind: str, *, is_met: bool, reason: str, message: str, now_seconds: float
 ) -> tuple[Condition, ...]:
-    """Return the conditions with one of them set, in the order of their types."""
-    old = find(conditions, kind)
-    status = "True" if is_met else "False"
-    time = old.last_transition_time if old is not None and old.status == status else text_of(now_seconds)
+    """Return the conditions with one of them set, in the order of their types. A time in the future (another clock
+    wrote it) becomes now, so that no time-out lasts longer than it should by the clock of whoever leads."""
+    old, status = find(conditions, kind), "True" if is_met else "False"
+    since = since_seconds(conditions, kind)
+    is_kept = old is not None and old.status == status and (since is None or since <= now_seconds)
+    time = old.last_transition_time if old is not None and is_kept else text_of(now_seconds)
     new = Condition(
         type=kind, status=status, reason=reason, message=message[:MESSAGE_LENGTH_MAX], last_transition_time=time
     )

@@ -8,7 +8,7 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.spread import spread_counts
 from atoll.cluster.static_volumes import members_by_static_volumes
 from atoll.cluster.volume_fit import Volumes
-from atoll.cluster.volume_limits import members_by_volumes
+from atoll.cluster.volume_limits import VolumeUse, members_by_volumes
 from topology.gangs.model import HOST, Limit
 
 
@@ -35,12 +35,12 @@ def volume_limits(
     pod: Pod,
     nodes: Collection[str],
     pods_on: Mapping[str, Sequence[Pod]],
-    volumes: Volumes,
+    use: VolumeUse,
     shared: Collection[str],
 ) -> Iterator[Limit]:
     """Yield how many members one host takes by the number of volumes that a driver allows there. `shared`: claims that
     several members use."""
-    yield from _host_limit(members_by_volumes(pod, nodes, pods_on, volumes, shared))
+    yield from _host_limit(members_by_volumes(pod, nodes, pods_on, use, shared))
 
 
 def _host_limit(room: Mapping[str, int] | None) -> Iterator[Limit]:

@@ -14,6 +14,7 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import done_before
+from atoll.cluster.gangs.rehearsal import Clash, VolumeClash
 from atoll.cluster.gangs.search_input import (
     GangSearchInput,
     Models,
@@ -24,11 +25,9 @@ from atoll.cluster.gangs.search_input import (
     unknown_nodes,
 )
 from atoll.cluster.requests import Request, Verdict
-from atoll.cluster.static_volumes import static_clash
-from atoll.cluster.volume_limits import crowded_node
 from topology.errors import TopologyError
 from topology.gangs.descent import StepBudget
-from topology.gangs.model import Placement
+from topology.gangs.model import Placement, PlacementRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,13 @@ class NoPlacement:
     def contends(self) -> bool:
         """Whether the gang could use GPUs of the cluster, now or once facts about nodes are known."""
         return self.verdict is Verdict.BUSY or self.waits_for_nodes
+
+
+def refused(by: PlacementRefusal | Clash | VolumeClash) -> NoPlacement:
+    """Return the answer for what finds no place on a snapshot."""
+    if isinstance(by, VolumeClash):
+        return NoPlacement(Verdict.UNKNOWN, by.text, "WaitForQuorum")
+    return NoPlacement(Verdict.BUSY, by.text, "WaitForRoom")
 
 
 Search = Callable[[PlacementSnapshot], Iterable[str] | NoPlacement]
@@ -175,27 +181,11 @@ def _search(
     except TopologyError as error:
         return NoPlacement(Verdict.NEVER, str(error), "NeverFits")
     if not isinstance(answer, tuple):
-        return NoPlacement(Verdict.BUSY, answer.text, "WaitForRoom")
+        return refused(answer)
     arranged, placement = answer
     if sum(assignment.count for assignment in placement.assignments) < needed:
         return None
-    if problem := _volume_clash(arranged, placement, cluster):
-        return NoPlacement(Verdict.UNKNOWN, problem, "WaitForQuorum")
     return FoundPlacement(arranged, placement)
-
-
-def _volume_clash(question: GangSearchInput, placement: Placement, cluster: PlacementSnapshot) -> str:
-    """Say which members of a plan may find no static volume, or which host takes too few of their volumes."""
-    placed = [
-        (pod, one.host)
-        for part in placement.assignments
-        for one in part.members
-        if (pod := question.asked[part.pod_set][one.rank].pod).spec.volumes
-    ]
-    if not placed:
-        return ""
-    clash = static_clash(((pod, cluster.nodes[host]) for pod, host in placed), cluster.volumes)
-    return clash or crowded_node(placed, cluster.pods_on, cluster.volumes)
 
 
 def _distance(found: FoundPlacement) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Whether kube-scheduler would take every member of a plan at its place, with all other members there.
 
-What one member means for another is weighed here: required affinity and anti-affinity by any node label, and strict
-topology spread. What pods that run already mean is weighed before, see atoll.cluster.host_fit. The answer holds for
-every order in which the members may bind.
+What one member means for another is weighed here: required affinity and anti-affinity by any node label, strict
+topology spread, and volumes that they compete for. What pods that run already mean is weighed before, see
+atoll.cluster.host_fit. The answer holds for every order in which the members may bind.
 """
 
 from collections import Counter
@@ -14,6 +14,8 @@ from atoll.cluster import pod_fit
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import LabelSelector, Pod
 from atoll.cluster.spread import spread_counts, strict_constraints
+from atoll.cluster.static_volumes import static_clash
+from atoll.cluster.volume_limits import crowded_node
 
 
 class MemberRule(StrEnum):
@@ -43,6 +45,14 @@ class Clash:
         return f"pod set {self.pod_set}{beside}: no arrangement that was tried keeps the {self.rule} by {self.key}"
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeClash:
+    """Members may find no static volume, or need more volumes than a host takes; no other arrangement is sought for
+    that."""
+
+    text: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rehearsed:
     """Members of one pod set that no rule of the gang tells apart, and how many of them are on each node."""
@@ -57,10 +67,20 @@ def minds_mates(pod: Pod) -> bool:
     return pod_fit.minds_neighbours(pod) or any(True for _ in strict_constraints(pod))
 
 
-def find_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnapshot) -> Clash | None:
+def find_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnapshot) -> Clash | VolumeClash | None:
     """Return the first clash of a plan; None if kube-scheduler takes it. `placed`: pod set, member and node."""
     kinds = _kinds(placed)
-    return next((clash for kind in kinds if minds_mates(kind.pod) for clash in _clashes(kind, kinds, cluster)), None)
+    rules = (clash for kind in kinds if minds_mates(kind.pod) for clash in _clashes(kind, kinds, cluster))
+    return next(rules, None) or _volume_clash(placed, cluster)
+
+
+def _volume_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnapshot) -> VolumeClash | None:
+    users = [(pod, node) for _, pod, node in placed if pod.spec.volumes]
+    if not users:
+        return None
+    told = static_clash(((pod, cluster.nodes[node]) for pod, node in users), cluster.volumes)
+    told = told or crowded_node(users, cluster.pods_on, cluster.volume_use)
+    return VolumeClash(told) if told else None
 
 
 def _kinds(placed: Sequence[tuple[str, Pod, str]]) -> list[Rehearsed]:

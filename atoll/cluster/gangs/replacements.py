@@ -18,7 +18,7 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, node_of
 from atoll.cluster.gangs.node_domains import NodeDomains
-from atoll.cluster.gangs.placing import NoPlacement, judged
+from atoll.cluster.gangs.placing import NoPlacement, judged, refused
 from atoll.cluster.gangs.rehearsal import find_clash
 from atoll.cluster.gangs.search_input import (
     PlacementSnapshot,
@@ -109,7 +109,7 @@ def _place(
     question = search_input(spec, missing[:MISSING_MAX], requests, node_domains, cluster, models=models)
     if isinstance(question, Obstacle):
         return Replacements((), NoPlacement(Verdict.UNKNOWN, question.message, "WaitForQuorum"))
-    refused = ""
+    waiting: NoPlacement | None = None
     snapshot = question.snapshot
     placed: list[tuple[str, Pod, str]] = []
     assignments: list[MemberAssignment] = []
@@ -121,7 +121,7 @@ def _place(
         repair = _nearest(bound, snapshot, kin, list(asked), anchors)
         snapshot = _taken(snapshot, pod_set, repair.members)
         homes += [(asked[place.rank], place.host) for place in repair.members]
-        refused = refused or next((one.text for one in repair.refusals), "")
+        waiting = waiting or next(map(refused, repair.refusals), None)
         for place in repair.members:
             member = asked[place.rank]
             beside = [*placed, (pod_set.name, member.pod, place.host)]
@@ -129,8 +129,9 @@ def _place(
             if clash is None:
                 placed = beside
                 assignments.append(member_assignment(place, member, cluster.devices))
-            refused = refused or (clash.text if clash is not None else "")
-    return Replacements(tuple(assignments), NoPlacement(Verdict.BUSY, refused, "WaitForRoom") if refused else None)
+            else:
+                waiting = waiting or refused(clash)
+    return Replacements(tuple(assignments), waiting)
 
 
 def _models_of(member: GangMember, cluster: PlacementSnapshot) -> Iterator[str]:

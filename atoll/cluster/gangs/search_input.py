@@ -27,6 +27,7 @@ from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.reservation_use import reservation_of
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.spread import SPREAD, has_spread_labels, strict_constraints
+from atoll.cluster.volume_limits import VolumeUse
 from atoll.cluster.weakness import weaknesses
 from topology.gangs.model import Gang, Host, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
@@ -55,7 +56,8 @@ class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
     taken only if no other serves as well; `volumes`: claims and volumes that bind pods to nodes; `pool`: the GPUs that
-    the gang is confined to, if it uses a GpuReservation; `namespaces`: labels of namespaces."""
+    the gang is confined to, if it uses a GpuReservation; `namespaces`: labels of namespaces; `volume_use`: looked up
+    once."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -66,7 +68,12 @@ class PlacementSnapshot:
     volumes: volume_fit.Volumes = field(default_factory=volume_fit.Volumes)
     pool: ReservedPool | None = None
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    volume_use: VolumeUse = field(default_factory=lambda: VolumeUse(volume_fit.Volumes()))
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.volume_use.volumes is not self.volumes:
+            object.__setattr__(self, "volume_use", VolumeUse(self.volumes))
 
     def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
         """Return the hosts of these domains, built once: every gang that is tried on this snapshot shares them."""
@@ -442,7 +449,7 @@ def _pod_set(
         preferences=liked,
         limits=(
             *own_limits(pod, node_domains.levels, cluster.nodes, cluster.pods_on, cluster.volumes),
-            *volume_limits(pod, cluster.nodes, cluster.pods_on, cluster.volumes, shared),
+            *volume_limits(pod, cluster.nodes, cluster.pods_on, cluster.volume_use, shared),
         ),
         group=_group(named, name, pod),
     )

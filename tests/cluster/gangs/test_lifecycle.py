@@ -208,6 +208,17 @@ def test_recovery_has_its_own_time_and_only_after_the_gang_was_ready() -> None:
     assert life.condition(EVICTED) == ("True", "PodsReadyTimeout")
 
 
+def test_recovery_lasts_no_longer_where_the_last_leaders_clock_was_ahead() -> None:
+    """A time that lies in the future becomes the time at which the next leader first sees it, and stays that."""
+    life = running(2)
+    life.look(*members(READY, FAILED), after=1)
+    life.now -= 500.0
+
+    assert life.look(*members(READY, FAILED)).act is GangAction.NOTHING
+    assert life.look(*members(READY, FAILED), after=WAITING.recovery_timeout_seconds - 2).act is GangAction.NOTHING
+    assert life.look(*members(READY, FAILED), after=3).act is GangAction.EVICT
+
+
 def test_without_recovery_timeout_a_running_gang_may_lack_members_for_ever() -> None:
     """recoveryTimeout none means none."""
     life = running(2, ReadinessPolicy(enable=True, timeout_seconds=10))

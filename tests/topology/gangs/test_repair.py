@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,12 +71,14 @@ def test_a_host_that_comes_back_empty_takes_its_members_again(world: ReferenceCl
     assert len(repair.members) == len(members) - len(stay)
 
 
-def test_limits_count_the_members_that_remain() -> None:
-    """One member per host: the replacement does not go to a host that has one."""
-    gang = PodSet("w", 2, NEEDS, DeviceRequest(1), TopologyRequest(Mode.REQUIRED, "rack"), limits=(Limit("host", 1),))
+@pytest.mark.parametrize(("most", "expected"), [(1, ["b0-r0-1"]), (2, ["b0-r0-0"])], ids=["full", "room for one"])
+def test_limits_count_the_members_that_remain_once(most: int, expected: list[str]) -> None:
+    """They are among those that are present on their hosts."""
+    limit = Limit("host", most, {"b0-r0-0": 1, "b0-r0-1": 2 * (most - 1)})
+    gang = PodSet("w", 2, NEEDS, DeviceRequest(1), TopologyRequest(Mode.REQUIRED, "rack"), limits=(limit,))
     repair = replace_lost(gang, grid({("b0", "r0"): 2}), at("b0-r0-0", "gone"), {"gone"})
 
-    assert [member.host for member in repair.members] == ["b0-r0-1"]
+    assert [member.host for member in repair.members] == expected
 
 
 def test_nested_slices_are_repaired_innermost_first() -> None:
