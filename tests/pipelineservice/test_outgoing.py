@@ -56,11 +56,13 @@ def test_public_addresses(address: str, wanted: bool) -> None:
 
 @asynccontextmanager
 async def served() -> AsyncIterator[int]:
-    """A service that sends back what it was asked, redirects /away, and sends too much from /much."""
+    """A service that sends back what it was asked, redirects /away, has no /gone, and sends too much from /much."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/away":
             return web.Response(status=302, headers={"Location": "/seen"})
+        if request.path == "/gone":
+            return web.Response(status=410)
         if request.path == "/much":
             return web.Response(body=b"x" * 100_000)
         return web.json_response({"headers": dict(request.headers), "said": (await request.text())})
