@@ -19,6 +19,7 @@ from tests.pipelines.made import JOB, step
 from tests.pipelines.test_sequencing import gpu_step, queue_file
 from tests.pipelineservice.world import EngineWorld
 
+SERVE = {"job_type": "service", "container": {"image": "busybox:1"}}
 RUNNING_TRAIN = (JobRecord.name.like("nightly-train-%"), JobRecord.state == "running")
 ACTIVE_JOB = JobRecord.state.not_in([state.value for state in ENDED])
 
@@ -93,10 +94,9 @@ async def test_cancel_reaches_running_jobs(small: EngineWorld) -> None:
     """The run is cancelled once its job is; a service that an earlier step left running is cancelled as well."""
     world, database = small, small.database
     world.held = frozenset({"train"})
-    serve = {"job_type": "service", "container": {"image": "busybox:1"}}
     async with world.leading():
         run_id = await world.begin(
-            step("serve", kind="job", config=serve), step("train", "serve", kind="job"), step("after", "train")
+            step("serve", kind="job", config=SERVE), step("train", "serve", kind="job"), step("after", "train")
         )
         await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
         now = world.clock.now()
@@ -108,6 +108,46 @@ async def test_cancel_reaches_running_jobs(small: EngineWorld) -> None:
     assert await world.states(run_id) == {"serve": "succeeded", "train": "failed", "after": "skipped"}
     states = await database.read(lambda session: session.scalars(select(JobRecord.state)).all())
     assert states == ["cancelled", "cancelled"]
+
+
+async def test_a_failed_branch_stops_the_others_if_it_shall(small: EngineWorld) -> None:
+    """A job is cancelled; a wait of a day ends, and so does the pause before a retry. The run tells what failed."""
+    world = small
+    world.held, world.fails = frozenset({"train"}), frozenset({"again", "broken"})
+    branches = ["train", "pause", "again", "broken"]
+    async with world.leading():
+        run_id = await world.begin(
+            step("fan", kind="parallel", config={"branches": branches, "fail_fast": True}),
+            step("train", kind="job"),
+            step("pause", kind="wait", config={"duration": "1d"}),
+            step("again", kind="job", retry={"max_retries": 1, "delay": "1h"}),
+            step("first", kind="wait", config={"duration": "1s"}),
+            step("broken", "first", kind="job"),
+        )
+        _, message = await world.until_ended(run_id)
+
+    assert message.startswith("step fan failed: branch broken: job nightly-broken-")
+    errors = {one.key: one.error for one in await world.database.read(lambda session: steps_of(session, run_id))}
+    assert {errors[name] for name in branches[:3]} == {"stopped: another step failed"}
+    states = await world.database.read(lambda session: session.scalars(select(JobRecord.state)).all())
+    assert sorted(states) == ["cancelled", "failed", "failed"]
+
+
+async def test_a_step_waits_for_a_service_to_run_and_for_no_job_if_told_so(small: EngineWorld) -> None:
+    """A service that fails before it runs fails its step."""
+    world = small
+    world.held, world.fails = frozenset({"later"}), frozenset({"broken"})
+    async with world.leading():
+        run_id = await world.begin(
+            step("serve", kind="job", config=SERVE),
+            step("later", kind="job", config=JOB | {"wait_for_ready": False}),
+            step("broken", kind="job", config=SERVE),
+        )
+        _, message = await world.until_ended(run_id)
+
+    assert message.startswith("step broken failed: job nightly-broken-")
+    outputs = {one.key: one.output for one in await world.database.read(lambda session: steps_of(session, run_id))}
+    assert [outputs[key].get("status") for key in ("serve", "later", "broken")] == ["running", "pending", None]
 
 
 async def test_a_job_that_runs_too_long_is_cancelled(small: EngineWorld) -> None:
