@@ -1,11 +1,13 @@
 """The engine runs pipelines: every type of step, cancel, overlap, another leader."""
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.states import ENDED
@@ -17,7 +19,7 @@ from pipelines.records import migrate_pipelines
 from pipelines.store import cancel_run, get_run, rerun_run, steps_of
 from tests.pipelines.made import JOB, step
 from tests.pipelines.test_sequencing import gpu_step, queue_file
-from tests.pipelineservice.world import EngineWorld
+from tests.pipelineservice.world import WAIT_SECONDS, EngineWorld
 
 SERVE = {"job_type": "service", "container": {"image": "busybox:1"}}
 RUNNING_TRAIN = (JobRecord.name.like("nightly-train-%"), JobRecord.state == "running")
@@ -108,6 +110,42 @@ async def test_cancel_reaches_running_jobs(small: EngineWorld) -> None:
     assert await world.states(run_id) == {"serve": "succeeded", "train": "failed", "after": "skipped"}
     states = await database.read(lambda session: session.scalars(select(JobRecord.state)).all())
     assert states == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_job_that_moves_on_in_the_same_moment_is_cancelled(database: Database, database_url: str) -> None:
+    """The cancel waits for the lock of the job, and then sees what the job has become."""
+    world = EngineWorld(database, database_url)
+    world.held = frozenset({"train"})
+    async with world.leading():
+        run_id = await world.begin(step("train", kind="job"))
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+    is_moved, is_asked = threading.Event(), threading.Event()
+
+    def move(session: Session) -> None:
+        session.scalars(select(JobRecord).with_for_update()).one().message = "another node"
+        session.flush()
+        is_moved.set()
+        assert is_asked.wait(WAIT_SECONDS)
+
+    def cancel(session: Session) -> None:
+        event.listen(session.connection(), "before_cursor_execute", _telling(is_asked))
+        cancel_run(session, run_id, now=world.clock.now(), actor="ann")
+
+    moving = asyncio.ensure_future(database.write(move))
+    assert await asyncio.to_thread(is_moved.wait, WAIT_SECONDS)
+    await database.write(cancel)
+    await moving
+
+    assert await database.read(lambda session: session.scalar(select(JobRecord.cancel_requested_by))) == "ann"
+
+
+def _telling(is_asked: threading.Event) -> Callable[..., None]:
+    def tell(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "FOR UPDATE" in statement and "FROM jobs" in statement:
+            is_asked.set()
+
+    return tell
 
 
 async def test_a_failed_branch_stops_the_others_if_it_shall(small: EngineWorld) -> None:

@@ -16,8 +16,7 @@ from jobs.records import JobRecord, RecordBase
 from pipelines.outgoing import OutgoingClient
 from pipelines.performing import OUTPUT_BYTES_MAX
 from pipelines.records import PipelineBase, migrate_pipelines
-from pipelines.store import get_run
-from pipelines.tries import steps_of
+from pipelines.store import get_run, steps_of
 from tests.pipelines.made import JOB, step
 from tests.pipelineservice.test_outgoing import SECRET, served
 from tests.pipelineservice.world import TENANT, EngineWorld
@@ -78,10 +77,10 @@ def steps_that_fail(port: int) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-async def test_a_step_that_cannot_do_its_work_says_why(database: Database) -> None:
+async def test_a_step_that_cannot_do_its_work_says_why(database: Database, database_url: str) -> None:
     """The run fails, and nothing that was refused has left or begun."""
     async with served() as port:
-        world = EngineWorld(database, {"note": note})
+        world = EngineWorld(database, database_url, {"note": note})
         world.parts = replace(world.parts, functions={"note": note})
         wanted = steps_that_fail(port)
         async with world.leading():
@@ -96,14 +95,14 @@ async def test_a_step_that_cannot_do_its_work_says_why(database: Database) -> No
 
 
 async def test_a_secret_is_in_no_record_and_no_log(
-    database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    database: Database, database_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The called service sends it back, one answers with an error, one is not there; a later step uses the output."""
     (tmp_path / TENANT).mkdir()
     (tmp_path / TENANT / "token").write_text(SECRET)
     secret = {"secret_headers": {"Authorization": "token"}}
     async with served() as port:
-        world = EngineWorld(database)
+        world = EngineWorld(database, database_url)
         world.parts = replace(world.parts, outgoing=OutgoingClient(allowed=("127.0.0.1",), secrets=tmp_path))
         later = {"function_name": "echo", "parameters": {"seen": "${steps.back.body}"}}
         async with world.leading():
@@ -132,10 +131,10 @@ def _everything(session: Session) -> str:
     return repr([tuple(row) for table in tables for row in session.execute(select(table))])
 
 
-async def test_functions_that_block_hold_up_no_other_step(database: Database) -> None:
+async def test_functions_that_block_hold_up_no_other_step(database: Database, database_url: str) -> None:
     """Another run goes on while they wait."""
     go_on = threading.Event()
-    world = EngineWorld(database, {"note": lambda _parameters, _key: go_on.wait()})
+    world = EngineWorld(database, database_url, {"note": lambda _parameters, _key: go_on.wait()})
     names = [f"s{number}" for number in range(BLOCKING_COUNT)]
     async with world.leading():
         try:
