@@ -78,8 +78,12 @@ async def test_a_failing_job_is_tried_again_as_another_job(small: EngineWorld) -
         )
         state, message = await world.until_ended(run_id)
 
-    names = await database.read(lambda session: session.scalars(select(JobRecord.name)).all())
-    assert (state, len(set(names))) == ("failed", 2)
+    jobs = await database.read(lambda session: session.scalars(select(JobRecord)).all())
+    begun = (
+        f"pipeline-{await database.read(lambda session: get_run(session, run_id).pipeline_id)}-step-train-run-{run_id}"
+    )
+    assert (state, len({one.name for one in jobs})) == ("failed", 2)
+    assert len({one.idempotency_key for one in jobs if (one.idempotency_key or "").startswith(begun)}) == 2
     assert message.startswith("step train failed: job nightly-train-")
     assert message.endswith("failed: Error (exit code 1)")
     assert await world.states(run_id) == {"train": "failed", "after": "skipped"}
