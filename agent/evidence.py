@@ -165,7 +165,8 @@ def collect_evidence(
     """Judge one look. last_*: results of the look before."""
     last = tuple(last_pods)
     gpu_users = _users(use, last)
-    live_read = cgroups is not None and _is_plausible(cgroups, expected=(kubelet or inventory).running)
+    expected = inventory.running - kubelet.listed | kubelet.running if kubelet else inventory.running
+    live_read = cgroups is not None and _is_plausible(cgroups, expected=expected)
     last_live = frozenset(pod.uid for pod in last if pod.live)
     live = _live(cgroups, kubelet, last_empty) if cgroups and live_read else last_live
     listed = kubelet.listed if kubelet else frozenset(pod.uid for pod in last if pod.kubelet)

@@ -58,6 +58,7 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
     if subject.partition("/")[0] in GANG_KINDS:
         _explain_gang(scene, subject, namespace, output)
     chosen = pods_of(found, subject, namespace)
+    _tell_unread(scene, chosen)
     told = [(explain(scene, pod), pod) for pod in chosen]
     if output is Output.JSON:
         show_json([explanation_json(one, scene, pod) for one, pod in told])
@@ -80,13 +81,32 @@ def _explain_gang(scene: "IndexedSnapshot", subject: str, namespace: str, output
     if gang is None:
         others = [one.metadata.namespace for one in scene.snapshot.gangs if one.metadata.name == name]
         _refuse(f"there is no GpuGang {name!r} in namespace {namespace}{elsewhere(others)}", subject)
-    told = explain_gang(index_gangs(scene), gang)
+    gangs = index_gangs(scene)
+    _tell_unread(scene, gangs.pods_of.get((namespace, name), ()))
+    told = explain_gang(gangs, gang)
     if output is Output.JSON:
         show_json(gang_json(told, scene))
     else:
         for line in gang_lines(told, scene, show_all=output is Output.WIDE):
             show_line(line)
     raise typer.Exit(0 if told.state in CONTENT else STATUS_WAITS)
+
+
+def _tell_unread(scene: "IndexedSnapshot", pods: "Iterable[Pod]") -> None:
+    """Say which objects matter to the pods that the user may not list."""
+    from atoll.cluster.feasibility import listed
+    from atoll.cluster.volume_fit import claim_names
+
+    asked = tuple(pods)
+    minds_volumes = any(True for pod in asked for _ in claim_names(pod))
+    minds_namespaces = any(map(scene.minds_neighbours, asked))
+    missing = [one for one in scene.snapshot.unread if (minds_namespaces if one == "namespaces" else minds_volumes)]
+    if missing:
+        typer.echo(
+            f"note: you may not list {listed(missing, 'and')}, so the answer leaves out what they say; the ClusterRole "
+            "atoll-reader allows it",
+            err=True,
+        )
 
 
 def elsewhere(namespaces: "Iterable[str]") -> str:

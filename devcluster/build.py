@@ -45,7 +45,9 @@ _SECONDS = {
     "jobset": 185,
     "lws": 10,
     "mpi-operator": 155,
+    "trainer": 20,
     "kuberay": 220,
+    "appwrapper": 290,
 }
 """Measured build time on two cores with an empty cache. Other programs reuse these builds: `_SECONDS_OTHERS`."""
 _SECONDS_OTHERS = 5

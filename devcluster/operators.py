@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -42,11 +42,14 @@ class OperatorProcess(ABC):
     module_folder: ClassVar[str]
     """The folder in devcluster/modules that pins the Go module."""
     manifests: ClassVar[str] = "config/default"
+    left_out: ClassVar[tuple[str, ...]] = _LEFT_OUT
     namespace: ClassVar[str]
     account: ClassVar[str]
     webhook_service: ClassVar[str] = ""
     webhook_secret: ClassVar[str] = ""
     webhook_port: ClassVar[int] = 0
+    webhook_port_name: ClassVar[str] = ""
+    """As in the Service."""
     probe: ClassVar[tuple[str, Mapping[str, Any]]]
     """Path and body of a creation that is accepted once the operator serves."""
 
@@ -82,7 +85,8 @@ class OperatorProcess(ABC):
         """
         program = self.program()
         self.folder.mkdir(exist_ok=True)
-        objects = [self.adapt(body) for body in fit_for_a_process(self._shipped_manifests(program.parent))]
+        manifests = self._shipped_manifests(program.parent)
+        objects = [self.adapt(body) for body in fit_for_a_process(manifests, self.left_out)]
         if self.webhook_service:
             objects.append(self._endpoints(self.cluster.layout.network))
         done = self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(objects))
@@ -143,13 +147,17 @@ class OperatorProcess(ABC):
         """Return the manifests of the pinned version, rendered once and kept in `folder`. Raises BuildError."""
         file = folder / f"{self.name}.yaml"
         if not file.exists():
-            rendered = self.cluster.kubectl("kustomize", str(self._module() / self.manifests))
+            rendered = self.cluster.kubectl("kustomize", str(self.kustomization(self._module())))
             if rendered.returncode != 0:
                 raise BuildError(f"cannot render the manifests of {self.title}: {rendered.stderr.strip()[-500:]}")
             unfinished = file.with_name(f".{self.name}-{os.getpid()}.yaml")
             unfinished.write_text(rendered.stdout)
             unfinished.rename(file)
         return file.read_text()
+
+    def kustomization(self, module: Path) -> Path:
+        """Return the folder of the kustomization of the manifests."""
+        return module / self.manifests
 
     def _module(self) -> Path:
         """Return Go's folder of the pinned module; fetch it if missing. Raises BuildError."""
@@ -170,15 +178,15 @@ class OperatorProcess(ABC):
             "kind": "EndpointSlice",
             "metadata": {"name": f"{service}-dev", "namespace": self.namespace, "labels": labels},
             "addressType": network.slice_type,
-            "ports": [{"name": "", "port": self.webhook_port, "protocol": "TCP"}],
+            "ports": [{"name": self.webhook_port_name, "port": self.webhook_port, "protocol": "TCP"}],
             "endpoints": [{"addresses": [network.bridge], "conditions": {"ready": True}}],
         }
 
 
-def fit_for_a_process(manifests: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects to apply if a process outside any pod serves the webhooks."""
+def fit_for_a_process(manifests: str, left_out: Collection[str] = _LEFT_OUT) -> Iterator[dict[str, Any]]:
+    """Yield the objects to apply if a process outside any pod serves the webhooks; none of the kinds in `left_out`."""
     for body in _objects(manifests):
-        if body["kind"] in _LEFT_OUT:
+        if body["kind"] in left_out:
             continue
         if body["kind"] == "Service":
             body["spec"].pop("selector", None)

@@ -33,6 +33,8 @@ JOBSET = "sigs.k8s.io/jobset"
 LWS = "sigs.k8s.io/lws"
 MPI_OPERATOR = "github.com/kubeflow/mpi-operator"
 KUBERAY = "github.com/ray-project/kuberay/ray-operator"
+TRAINER = "github.com/kubeflow/trainer/v2"
+APPWRAPPER = "github.com/project-codeflare/appwrapper"
 """Modules of operators; they include the manifests."""
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 CNI_PLUGINS = {"bridge": "main/bridge", "host-local": "ipam/host-local", "loopback": "main/loopback"}
@@ -115,7 +117,9 @@ def owner_programs(modules: Path = MODULES) -> list[Program]:
         Program("jobset", "owners", JOBSET, flags(JOBSET)),
         Program("lws", "owners", f"{LWS}/cmd", flags(LWS)),
         Program("mpi-operator", "owners", f"{MPI_OPERATOR}/cmd/mpi-operator"),
+        Program("trainer", "owners", f"{TRAINER}/cmd/trainer-controller-manager"),
         Program("kuberay", "kuberay", KUBERAY),
+        Program("appwrapper", "appwrapper", f"{APPWRAPPER}/cmd"),
     ]
 
 

@@ -104,6 +104,8 @@ def read_bind(body: bytes) -> BindCall:
     call = _read(_bind_decoder, body)
     if not (call.pod_name and call.pod_namespace and call.pod_uid and call.node):
         raise MalformedCall(f"bind without pod, uid or node: {call}")
+    if any("/" in name for name in (call.pod_name, call.pod_namespace, call.node)):
+        raise MalformedCall(f"bind with a name that no object has: {call}")
     return call
 
 

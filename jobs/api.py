@@ -69,7 +69,7 @@ from jobs.store import (
     list_jobs,
     retry_job,
 )
-from jobs.submission import Submission, check_critical
+from jobs.submission import Submission, check_critical, count_submission
 from jobs.usage_routes import add_usage_routes
 from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
 from jobs.webhook_routes import add_webhook_routes
@@ -187,14 +187,16 @@ async def change(asked: OneJob, changes: JobChanges) -> JobView:
     record = await asked.allowed(JobPermission.PRIORITY)
     now, actor, rendering = asked.parts.now(), asked.caller.name, asked.parts.rendering
     file = await asked.parts.database.read(lambda session: queue_file_of(session, record.cluster_id))
-    needs, document = changed_job(record, changes, rendering, queues_in(file), now_seconds=now.timestamp())
-    if needs.priority is Priority.CRITICAL:
+    changed = changed_job(record, changes, rendering, queues_in(file), now_seconds=now.timestamp())
+    if changed.needs.priority is Priority.CRITICAL:
         check_critical(asked.caller, JobOwnership(record.tenant_id, record.project_id, record.created_by))
-    changed = await asked.parts.database.write(
-        lambda session: apply_changes(session, record, document, now, actor=actor)
+    if changed.moved_to is not None:
+        count_submission(changed.moved_to, changed.needs, asked.parts, record.cluster_id)
+    done = await asked.parts.database.write(
+        lambda session: apply_changes(session, record, changed, asked.parts.prices, now, actor=actor)
     )
-    asked.parts.wake(changed.id)
-    return view_of(changed)
+    asked.parts.wake(done.id)
+    return view_of(done)
 
 
 async def cancel(asked: OneJob) -> JobView:

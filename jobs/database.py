@@ -5,7 +5,9 @@ thread, because the drivers block. Separate from the queries, so that a test can
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -36,6 +38,9 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # Writers of SQLite wait for each other here: where it waits itself, it sleeps up to 0.1 s and looks again.
+        is_sqlite = engine.dialect.name == "sqlite"
+        self._turn: AbstractContextManager[object] = threading.Lock() if is_sqlite else nullcontext()
 
     async def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a read-only transaction and return its result."""
@@ -46,7 +51,8 @@ class Database:
         return await asyncio.to_thread(self._run, work, writes=True)
 
     def _run(self, work: Callable[[Session], T], *, writes: bool) -> T:
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+        turn = self._turn if writes else nullcontext()
+        with turn, Session(self._engine, expire_on_commit=False) as session, session.begin():
             session.connection(execution_options={WRITES: writes})
             return work(session)
 

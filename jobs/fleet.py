@@ -6,7 +6,7 @@ registered, changed or removed while this process leads are noticed within secon
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
@@ -69,16 +69,24 @@ class ClusterWork:
         self._fleet.wake(job_id)
 
     async def run(self) -> None:
-        """Work until cancelled; start again after a failure."""
+        """Work until cancelled; start again after a failure. The look after health goes on meanwhile, and tells it."""
+        await supervise(work=self._again(self._work), health=self._again(self._watch_health))
+
+    async def _again(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await supervise(work=self._work(), health=self._watch_health(), accounting=self._account())
+                await work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the other clusters go on
                 log.warning("Work in a cluster failed", cluster=self.cluster.id, err=told(error))
-            self.follower = None
             await self._fleet.clock.sleep(AGAIN_SECONDS)
 
     async def _work(self) -> None:
+        try:
+            await supervise(jobs=self._follow(), accounting=self._account())
+        finally:
+            self.follower = None
+
+    async def _follow(self) -> None:
         fleet, name = self._fleet, self.cluster.id
         client = await fleet.links.client(self.cluster)
         jobs = JobCluster(client, name=name, service_id=fleet.service_id, may_write=fleet.may_write)

@@ -7,7 +7,7 @@ Errors are those of jobs.errors.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
@@ -90,7 +90,8 @@ def service_id(session: Session, now: datetime) -> str:
 
 
 def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> tuple[JobRecord, bool]:
-    """Record a job under an id; return it and whether it is new: a repeated idempotency key returns the earlier job.
+    """Record a job under an id; return it and whether it is new: a repeated idempotency key returns the earlier job,
+    and so does an identical request within the job's `unique_seconds`.
 
     Raises KeyReused, NameTaken.
     """
@@ -98,6 +99,9 @@ def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> 
     known = _by_key(session, new)
     if known is not None:
         return _same(known, new, digest), False
+    known = _identical(session, new, digest, now)
+    if known is not None:
+        return known, False
     record = JobRecord(
         id=job_id,
         cluster_id=new.cluster_id,
@@ -150,12 +154,13 @@ def estimate_document(estimate: CostEstimate) -> dict[str, Any]:
 
 
 def digest_of(new: NewJob) -> str:
-    """Return the digest of a request, independent of the order of its fields."""
+    """Return the digest of a request, independent of the order of its fields and of how long it is unique."""
     is_chosen = new.choice is not None  # the service's own choice is no part of the request
     job = new.asked or new.job
     job = job.model_copy(update={"cluster_id": None}) if is_chosen else job
     cluster = AUTO if is_chosen else new.cluster_id
-    asked = {"cluster": cluster, "namespace": new.namespace, "job": job.model_dump(mode="json")}
+    document = job.model_dump(mode="json", exclude={"policy": {"unique_seconds"}})
+    asked = {"cluster": cluster, "namespace": new.namespace, "job": document}
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,6 +169,24 @@ def _by_key(session: Session, new: NewJob) -> JobRecord | None:
         return None
     same = (JobRecord.tenant_id == new.tenant_id, JobRecord.idempotency_key == new.idempotency_key)
     return session.scalars(select(JobRecord).where(*same)).one_or_none()
+
+
+def _identical(session: Session, new: NewJob, digest: str, now: datetime) -> JobRecord | None:
+    """Return the first job of an identical request, if the new one counts as that: it was submitted lately, and its
+    result is or may still be there."""
+    seconds = new.job.policy.unique_seconds
+    if seconds is None:
+        return None
+    if session.get_bind().dialect.name == "postgresql":  # SQLite writes one transaction at a time anyway
+        session.execute(select(func.pg_advisory_xact_lock(int(digest[:15], 16))))
+    where = (
+        JobRecord.tenant_id == new.tenant_id,
+        JobRecord.created_at > now - timedelta(seconds=seconds),
+        JobRecord.request_digest == digest,
+        JobRecord.state.not_in((JobState.FAILED.value, JobState.CANCELLED.value)),
+        JobRecord.cancel_requested_at.is_(None),
+    )
+    return session.scalars(select(JobRecord).where(*where).order_by(JobRecord.created_at).limit(1)).one_or_none()
 
 
 def _same(known: JobRecord, new: NewJob, digest: str) -> JobRecord:

@@ -17,6 +17,7 @@ from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
 from atoll.ml.document import Document
+from atoll.ml.policy import MlPolicy
 from jobs.api_parts import ApiParts
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
@@ -115,7 +116,8 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
     if queue is not None:
         check_alone(rendered, queue)
     chosen = queue.name if queue is not None and job.policy.queue_name is None else None
-    _count_submission(queue, needs, parts, cluster)
+    if queue is not None:
+        count_submission(queue, needs, parts, cluster)
     new = NewJob(
         placed,
         cluster,
@@ -134,15 +136,21 @@ def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, part
     """Return the job with its queue's defaults in the gaps, and that as objects. Raises ApiRefusal beyond a limit."""
     if queue is None:
         return job, rendered
-    ruled = within_limits(job, rules_of(queue), parts.rendering.policy())
-    if isinstance(ruled, tuple):
-        raise invalid(ruled)
+    ruled = ruled_job(job, queue, parts.rendering.policy())
     try:
         return ruled, render(ruled, parts.rendering, now_seconds=parts.now().timestamp())
     except JobMistake as mistake:
         found = mistake.problem
         hint = f"{found.hint}; it may be a default of queue {queue.name}"
         raise invalid((replace(found, hint=hint),)) from mistake
+
+
+def ruled_job(job: Job, queue: TenantQueue, policy: MlPolicy) -> Job:
+    """Return the job with its queue's defaults in the gaps. Raises ApiRefusal beyond a limit."""
+    ruled = within_limits(job, rules_of(queue), policy)
+    if isinstance(ruled, tuple):
+        raise invalid(ruled)
+    return ruled
 
 
 def check_alone(rendered: Rendered, queue: TenantQueue) -> None:
@@ -154,9 +162,9 @@ def check_alone(rendered: Rendered, queue: TenantQueue) -> None:
         raise mistaken("policy.queue_name", queue.name, limit, "name a queue of this cluster, or submit it elsewhere")
 
 
-def _count_submission(queue: TenantQueue | None, needs: Needs, parts: ApiParts, cluster: str) -> None:
+def count_submission(queue: TenantQueue, needs: Needs, parts: ApiParts, cluster: str) -> None:
     """Refuse a job with GPUs whose queue has taken too many of them lately. Raises ApiRefusal."""
-    if queue is None or needs.gpus is None or parts.queue_limits.try_take(f"{cluster}/{queue.name}"):
+    if needs.gpus is None or parts.queue_limits.try_take(f"{cluster}/{queue.name}"):
         return
     detail = f"queue {queue.name} of cluster {cluster} takes no more jobs with GPUs at this rate: submit it again later"
     raise ApiRefusal(problem(429, "too-many", "Too many submissions", detail), headers={"Retry-After": "1"})

@@ -102,5 +102,7 @@ def _event(entry: JobEventRecord, job: JobRecord) -> Event:
         "attempt": job.attempt,
         "labels": job.document.get("labels") or {},
         "time": entry.at.isoformat(),
+        "step": entry.what,
+        "last_checkpoint": job.last_checkpoint,
     }
     return event_of_job(entry.id, state, job.cluster_id, told)

@@ -112,7 +112,7 @@ class OutgoingClient:
 def without(value: Any, secrets: Iterable[str]) -> Any:  # noqa: ANN401 - a value of JSON's types
     """Return a value without secrets."""
     if isinstance(value, str):
-        for secret in secrets:
+        for secret in sorted(secrets, key=len, reverse=True):  # one may begin another
             value = value.replace(secret, HIDDEN)
         return value
     if isinstance(value, list):

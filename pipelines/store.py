@@ -5,6 +5,7 @@ atoll.pipelines.deciding under the lock of the run's record.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -15,7 +16,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.retries import bounded
-from atoll.jobs.states import ENDED, IllegalStep
+from atoll.jobs.states import IllegalStep
 from atoll.pipelines.deciding import (
     Decision,
     EndRun,
@@ -39,14 +40,15 @@ from atoll.pipelines.words import (
     StepState,
     StepType,
 )
-from jobs.errors import RecordUnreadable
-from jobs.records import JobRecord
+from jobs.errors import JobUnknown, RecordUnreadable
 from jobs.store import ask_to_cancel
 from pipelines.errors import KeyTaken, PipelineDeployed, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
 from pipelines.quota import gpu_room
 from pipelines.records import DeploymentRecord, PipelineRecord, RunRecord, StepRecord
 
 PAGE_SIZE_MAX: Final = 200
+AS_LOCKED: Final = {"populate_existing": True}
+"""What the session read before the lock may have changed meanwhile."""
 ACTIVE: Final = tuple(state.value for state in RunState if state not in ENDED_RUNS)
 
 
@@ -230,7 +232,8 @@ def _recorded(
 
 def _locked_pipeline(session: Session, pipeline_id: str) -> PipelineRecord:
     where = PipelineRecord.id == pipeline_id
-    record = session.scalars(select(PipelineRecord).where(where).with_for_update()).one_or_none()
+    locked = select(PipelineRecord).where(where).with_for_update().execution_options(**AS_LOCKED)
+    record = session.scalars(locked).one_or_none()
     if record is None:
         raise PipelineUnknown(pipeline_id)
     return record
@@ -306,14 +309,9 @@ def cancel_run(session: Session, run_id: str, *, now: datetime, actor: str) -> R
 
 
 def cancel_job_of_step(session: Session, job_id: str, *, now: datetime, actor: str) -> None:
-    """Ask for the cancellation of a job that has not ended."""
-    job = session.get(JobRecord, job_id)
-    if job is None or job.state in ENDED:
-        return
-    try:
+    """Ask for the cancellation of a job, unless it has ended or was removed."""
+    with suppress(JobUnknown, IllegalStep):
         ask_to_cancel(session, job_id, now=now, actor=actor)
-    except IllegalStep:  # it ends in this moment
-        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +432,8 @@ def _write_steps(
 
 
 def _locked_run(session: Session, run_id: str) -> RunRecord:
-    record = session.scalars(select(RunRecord).where(RunRecord.id == run_id).with_for_update()).one_or_none()
+    locked = select(RunRecord).where(RunRecord.id == run_id).with_for_update().execution_options(**AS_LOCKED)
+    record = session.scalars(locked).one_or_none()
     if record is None:
         raise RunUnknown(run_id)
     return record

@@ -23,7 +23,7 @@ from webhook.gangs import inject_gate
 from webhook.pods import AdmittedPod, placed_containers
 from webhook.requests import ClaimLookup, Defaults, ResolvedRequest, concerns_atoll, resolve_request
 from webhook.review import WARNINGS_MAX, Denial, Mutation, User
-from webhook.variables import inject_variables, refuse_variables, rendezvous_variables, variables_for
+from webhook.variables import inject_variables, refuse_variables, rendezvous_variables, variables_for, variables_off
 
 CONTAINERS_MAX: Final = 256
 """Containers and init containers of a pod that asks for GPUs: far above real pods, it bounds the patch."""
@@ -131,7 +131,7 @@ def _shape(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> 
 def _inject(pod: AdmittedPod, *, demand: ResolvedRequest) -> Iterator[dict[str, Any]]:
     of_gang = rendezvous_variables(pod)
     for placed in placed_containers(pod):
-        of_gpus = variables_for(placed.container.name, demand=demand) if demand.resource else {}
+        of_gpus = variables_for(placed.container.name, demand=demand) | variables_off(demand) if demand.resource else {}
         yield from inject_variables(placed, {**of_gpus, **of_gang})
 
 

@@ -3,7 +3,9 @@
 They refer to the annotations that bind writes; the kubelet resolves them at every container start.
 
 The references come before the user's variables, whose order stays as it is, so that `$(CUDA_VISIBLE_DEVICES)` in one of
-them resolves. What an `envFrom` source holds is not visible here; a variable in `env` wins over it and the image.
+them resolves. What an `envFrom` source or the image holds is not visible here; a variable in `env` wins over both. So
+the variables that give devices of the whole machine are set as well: empty, the only value that every one of them takes
+for off (NVIDIA's hook stops a container where one of the MIG variables holds a word).
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,11 @@ def variables_for(container: str, *, demand: ResolvedRequest) -> dict[str, dict[
         names.CUDA_VISIBLE_DEVICES: _reference(f"{names.CONTAINER_DEVICES_PREFIX}{container}"),
     }
     return variables | ({names.CUDA_DEVICE_ORDER: {"value": PCI_ORDER}} if demand.by_index else {})
+
+
+def variables_off(demand: ResolvedRequest) -> dict[str, dict[str, Any]]:
+    """Return the variables that give devices of the whole machine, each turned off; none for AMD's GPUs."""
+    return {name: {"value": ""} for name in names.DRIVER_DEVICE_VARIABLES if demand.vendor is Vendor.NVIDIA}
 
 
 def rendezvous_variables(pod: AdmittedPod) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from atoll.cluster.lost_leases import Device, LostLeases
 from atoll.cluster.machines import NodeDevices, parent_uuid_of
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.release import version_number
+from atoll.cluster.repairs import lacking_records
 from atoll.cluster.transitions import Occupancy, Verb, occupancy_of, step
 
 K = TypeVar("K")
@@ -133,13 +134,16 @@ class DeviceHolds:
     def put_lease(self, lease: Lease) -> None:
         """Take a GPU Lease. One that cannot be read still blocks what its name may mean: see `unreadable_leases`."""
         name = lease.metadata.name
-        self.drop_lease(name)
         try:
             record = parse_lease(lease)
         except MalformedValue as error:
+            self.drop_lease(name)
             self.unreadable_leases[name] = str(error)
             self._changed()
             return
+        former = self.leases.get(name)
+        is_passed_on = former is not None and former.holder.uid != record.holder.uid
+        self.drop_lease(name, version=version_number(record.resource_version) if is_passed_on else 0)
         self.leases[name] = record
         self._lease_names.setdefault(record.holder.uid, set()).add(name)
         self._hold(record.node, (record.device_id,), (record.device_uuid,), Hold(HoldSource.LEASE, name))
@@ -161,8 +165,8 @@ class DeviceHolds:
             left_version = self.lost.left_version(uid)
             self._foreign.note_end(record.node, uid, (record.device_uuid,), left_version=left_version)
             self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(HoldSource.LEASE, name))
-            if version and (uid in self._allocations or self.lost.is_known(uid)):
-                self.lost.note_deleted(record, version)
+            if version:
+                self.lost.note_deleted(record, version, is_bound=uid in self._allocations)
             self._renew_lost(uid)
 
     def _renew_lost(self, uid: str) -> None:
@@ -187,6 +191,7 @@ class DeviceHolds:
     def put_pod(self, pod: Pod) -> None:
         """Take a GPU pod. It holds its devices while it is bound and not terminal."""
         uid = pod.metadata.uid
+        lacking = self._lacking(uid) if pods.is_terminal(pod) else ()
         self._drop_pod_hold(uid)
         self.pods[uid] = pod
         try:
@@ -198,23 +203,32 @@ class DeviceHolds:
             self.forget(uid)
         self._note_left(uid, has_left=pods.is_terminal(pod))
         if allocation is not None and pods.is_terminal(pod):
-            self._note_termination(pod)
+            self._note_termination(pod, lacking)
         if allocation is not None and not pods.is_terminal(pod):
             self._allocations[uid] = allocation
             self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(HoldSource.POD, uid))
 
     def drop_pod(self, uid: str, *, final: Pod | None = None) -> None:
         """Forget a pod that no longer exists; `final` is its last object. Its Leases stay until its end is proven."""
+        lacking = self._lacking(uid)
         last = self.pods.pop(uid, None)
         self._drop_pod_hold(uid)
         if final is not None and last is not None:
-            self._note_termination(final)
+            is_inferred = final.metadata.resource_version == last.metadata.resource_version
+            self._note_termination(final, () if is_inferred else lacking)
         self.forget(uid)
 
-    def _note_termination(self, pod: Pod) -> None:
-        uid = pod.metadata.uid
-        self.lost.note_left(pod, version_number(pod.metadata.resource_version), has_leases=uid in self._lease_names)
+    def _note_termination(self, pod: Pod, lacking: Iterable[LeaseRecord]) -> None:
+        uid, version = pod.metadata.uid, version_number(pod.metadata.resource_version)
+        self.lost.note_left(pod, version, has_leases=uid in self._lease_names, lacking=lacking)
         self._renew_lost(uid)
+
+    def _lacking(self, uid: str) -> tuple[LeaseRecord, ...]:
+        """Return the Leases that a bound pod should have and has not, as they would be written again."""
+        if uid not in self._allocations:
+            return ()
+        present = self._lease_names.get(uid, set()) | self.unreadable_leases.keys()
+        return lacking_records(self.pods[uid], present)
 
     def _note_left(self, uid: str, *, has_left: bool) -> None:
         if has_left and uid in self._lease_names:

@@ -4,7 +4,13 @@ Nothing in the API server remembers such devices. The controllers write the Leas
 proves the pod's end, this is all that keeps the device from being given out twice.
 
 A Lease that goes *before* its pod does was lost; one that goes after it was released on proof. The two watches may show
-that in any order, so the resourceVersions decide. A deletion that was only inferred has no version, and tells nothing.
+that in any order, so the resourceVersions decide. A deletion that was only inferred has no version, and tells nothing:
+a pod that was seen bound and then seen to leave has lost every Lease that is not there, unless an event told that it
+was deleted after the pod's end.
+
+A pod that was terminal already when it was first seen counts as released where no Lease is left: the controllers keep
+Leases until they have proof, and its object may stay for weeks. So does one whose deletion was only inferred: after a
+gap that is what a release on proof looks like.
 """
 
 from collections.abc import Iterable
@@ -20,6 +26,9 @@ from atoll.cluster.repairs import names_device
 
 Device = tuple[str, int, str]
 """Node, id, uuid."""
+
+ENDS_MAX = 8192
+"""Deletions of Leases that are remembered; of a forgotten one more evidence is needed, never less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +46,38 @@ class LostLeases:
         self._lost: dict[str, dict[str, tuple[LeaseRecord, int]]] = {}
         self._left: dict[str, Left] = {}
         self._terminations: dict[str, PodTermination] = {}
+        self._ends: dict[tuple[str, str], int] = {}
+        """When Leases were deleted, by pod uid and Lease name, whether or not their pods are known yet."""
 
     def note_written(self, uid: str, lease_name: str) -> None:
         """A Lease of this holder exists, perhaps again."""
         lost = self._lost.get(uid, {})
         if lost.pop(lease_name, None) is not None and not lost:
-            self.forget(uid)
+            del self._lost[uid]
+            self._terminations.pop(uid, None)
 
-    def note_deleted(self, record: LeaseRecord, version: int) -> None:
-        """A Lease was deleted at `version`, while its holder was bound or after it left."""
+    def note_deleted(self, record: LeaseRecord, version: int, *, is_bound: bool) -> None:
+        """A Lease was deleted, or given to another holder, at `version`; `is_bound`: its pod is seen bound now."""
         uid = record.holder.uid
+        self._ends[uid, record.lease_name] = version
+        while len(self._ends) > ENDS_MAX:
+            del self._ends[next(iter(self._ends))]
         left = self._left.get(uid)
-        if left is None or version < left.version:
+        if is_bound if left is None else version < left.version:
             self._lost.setdefault(uid, {})[record.lease_name] = (record, version)
 
-    def note_left(self, pod: Pod, version: int, *, has_leases: bool) -> None:
-        """A pod was gone or terminal as of `version`; `has_leases`: one may yet turn out to be lost before that."""
+    def note_left(self, pod: Pod, version: int, *, has_leases: bool, lacking: Iterable[LeaseRecord] = ()) -> None:
+        """A pod was gone or terminal as of `version`; `has_leases`: one may yet turn out to be lost before that.
+        `lacking`: the Leases that it should have had until then, and had not."""
         uid = pod.metadata.uid
         if uid not in self._left:
             kept = {n: row for n, row in self._lost.get(uid, {}).items() if row[1] < version}
             self._lost.pop(uid, None)
             if kept:
                 self._lost[uid] = kept
+        for record in lacking:
+            if self._ends.get((uid, record.lease_name), 0) < version:
+                self._lost.setdefault(uid, {}).setdefault(record.lease_name, (record, 0))
         if has_leases or uid in self._lost:
             first = self._left.get(uid)
             self._left[uid] = Left(pod, first.version if first is not None else version)

@@ -333,6 +333,13 @@ class ObjectName(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     namespace: str = ""
 
 
+class CsiSource(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A volume of a CSI driver."""
+
+    driver: str = ""
+    volume_handle: str = ""
+
+
 class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Where a volume lies, and for whom."""
 
@@ -341,7 +348,7 @@ class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"
     capacity: dict[str, str] = {}
     access_modes: tuple[str, ...] = ()
     volume_mode: str = "Filesystem"
-    csi: dict[str, Any] = {}
+    csi: CsiSource | None = None
     claim_ref: ObjectName | None = None
 
 

@@ -5,7 +5,7 @@ here is proof enough to act: the controllers ask the API server again before the
 A bound pod's annotation outranks its Lease.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +15,7 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import Holder, LeaseRecord, lease_name
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
+from atoll.cluster.reservation_use import reservation_name
 
 
 class LeaseState(StrEnum):
@@ -91,6 +92,28 @@ def required_leases(pod: Pod) -> tuple[MissingLease, ...]:
             device_uuid=uuid,
         )
         for device_id, uuid in zip(allocation.device_ids, allocation.uuids, strict=True)
+    )
+
+
+def lacking_records(pod: Pod, present: Collection[str]) -> tuple[LeaseRecord, ...]:
+    """Return what the Leases of a bound pod would say, as far as the pod tells, without those named in `present`."""
+    return tuple(
+        LeaseRecord(
+            lease_name=lease.name,
+            lease_uid="",
+            resource_version="",
+            node=lease.node,
+            node_uid="",
+            device_id=lease.device_id,
+            device_uuid=lease.device_uuid,
+            holder=lease.holder,
+            attempt="",
+            deadline="",
+            claim=lease.claim,
+            reservation=reservation_name(pod),
+        )
+        for lease in required_leases(pod)
+        if lease.name not in present
     )
 
 

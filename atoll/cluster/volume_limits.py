@@ -116,6 +116,7 @@ def _volume(namespace: str, name: str, volumes: Volumes) -> Volume:
         return "", ""
     bound = volumes.volumes.get(claim.spec.volume_name)
     if bound is not None:
-        return str(bound.spec.csi.get("driver", "")), str(bound.spec.csi.get("volumeHandle", ""))
+        source = bound.spec.csi
+        return (source.driver, source.volume_handle) if source is not None else ("", "")
     kind = (volumes.classes or {}).get(claim.spec.storage_class_name or "")
     return (kind.provisioner if kind is not None and kind.provisioner != STATIC else ""), f"{namespace}/{name}"

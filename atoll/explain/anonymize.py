@@ -18,6 +18,7 @@ from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import LEADER, WORKER
 from atoll.cluster.leases import lease_name
 from atoll.cluster.reports import BOOT_ID_LENGTH
+from atoll.cluster.volume_fit import STATIC
 from atoll.explain.codec import document_of, snapshot_of
 from atoll.explain.snapshot import ClusterSnapshot
 
@@ -35,6 +36,11 @@ KINDS: Final = (
     "priorityClasses",
     "volumes",
     "volumeClaims",
+    "storageClasses",
+    "csiNodes",
+    "csiDrivers",
+    "storageCapacities",
+    "namespaces",
 )
 PLAIN_FIELDS: Final = frozenset(
     {
@@ -42,6 +48,7 @@ PLAIN_FIELDS: Final = frozenset(
         "agentVersion",
         "apiVersion",
         "architecture",
+        "capacity",
         "cells",
         "computeCapability",
         "cpuAffinity",
@@ -56,6 +63,7 @@ PLAIN_FIELDS: Final = frozenset(
         "kind",
         "lastTime",
         "lastTransitionTime",
+        "maximumVolumeSize",
         "memory",
         "migProfile",
         "mode",
@@ -90,6 +98,7 @@ PLAIN_FIELDS: Final = frozenset(
         "type",
         "vendor",
         "visibleDevices",
+        "volumeBindingMode",
         "volumeMode",
         "whenUnsatisfiable",
     }
@@ -131,7 +140,7 @@ class _Pseudonyms:
     def __init__(self, document: Mapping[str, Any]) -> None:
         found: dict[str, set[str]] = {kind: set() for kind in ("node", "name", "uid", "label")}
         for key in KINDS:
-            _collect(document[key], found, key)
+            _collect(document.get(key, []), found, key)
         found["name"] -= found["node"] | _FIXED
         found["uid"] -= found["name"] | found["node"]
         found["label"] -= found["name"] | found["node"] | found["uid"]
@@ -300,7 +309,7 @@ def _is_public(api_version: str) -> bool:
 
 
 def _note_name(text: str, found: dict[str, set[str]], key: str) -> None:
-    if key in ("nodes", "reports", "heartbeats"):
+    if key in ("nodes", "reports", "heartbeats", "csiNodes"):
         found["node"].add(text)
     elif key != "leases" and text.partition("/")[0] != names.GROUP:
         found["name"].add(text)
@@ -323,6 +332,11 @@ def _note_class(text: str, found: dict[str, set[str]], _key: str) -> None:
         found["name"].add(text)
 
 
+def _note_provisioner(text: str, found: dict[str, set[str]], _key: str) -> None:
+    if text != STATIC:
+        found["name"].add(text)
+
+
 def _note_holder(text: str, found: dict[str, set[str]], _key: str) -> None:
     *shown, uid = text.split("/", 2)
     found["name"].update(filter(None, shown or (uid,)))
@@ -338,6 +352,9 @@ _RULES: Final[Mapping[str, Callable[[str, dict[str, set[str]], str], None]]] = {
     "namespace": _note("name"),
     "claimName": _note("name"),
     "volumeName": _note("name"),
+    "volumeHandle": _note("name"),
+    "driver": _note("name"),
+    "provisioner": _note_provisioner,
     "gangRef": _note("name"),
     "group": _note("name"),
     "topologyName": _note("name"),

@@ -21,19 +21,43 @@ from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes, pod_annotations_bytes
 from atoll.cluster.budgets import DisruptionBudget
+from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
+from atoll.cluster.objects import (
+    Lease,
+    Namespace,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    PriorityClass,
+    StorageClass,
+)
 from atoll.cluster.request_history import RequestHistory, recall
+from atoll.cluster.volume_fit import claim_names
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
 BYTES_MAX: Final = 1 << 30
 
 M = TypeVar("M", bound=Model)
-T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass, PersistentVolume, PersistentVolumeClaim)
+T = TypeVar(
+    "T",
+    Node,
+    Lease,
+    DisruptionBudget,
+    PriorityClass,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    CsiNode,
+    CsiDriver,
+    StorageCapacity,
+    Namespace,
+)
 
 
 class SnapshotMistake(ValueError):
@@ -47,6 +71,8 @@ def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
 
 def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """Return the document as plain values."""
+    kinds = snapshot.storage_classes
+    classes = [_plain(_without_foreign(one)) for one in kinds] if kinds is not None else None
     ranking = frozenset({*RANKING_ANNOTATIONS, *kueue_topology.KUEUE_ANNOTATIONS, *_index_labels(snapshot.gangs)})
     return {
         "format": FORMAT,
@@ -64,6 +90,12 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
         "volumes": [_plain(_without_foreign(one)) for one in snapshot.volumes],
         "volumeClaims": [_plain(_without_foreign(one)) for one in snapshot.volume_claims],
+        "csiNodes": [_plain(_without_foreign(one)) for one in snapshot.csi_nodes],
+        "csiDrivers": [_plain(_without_foreign(one)) for one in snapshot.csi_drivers],
+        "storageCapacities": [_plain(_without_foreign(one)) for one in snapshot.storage_capacities],
+        "namespaces": [_plain(_without_foreign(one)) for one in snapshot.namespaces],
+        **({"storageClasses": classes} if classes is not None else {}),
+        "unread": list(snapshot.unread),
         "refused": dict(snapshot.refused),
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
@@ -103,6 +135,12 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
             volumes=msgspec.convert(document.get("volumes", []), tuple[PersistentVolume, ...]),
             volume_claims=msgspec.convert(document.get("volumeClaims", []), tuple[PersistentVolumeClaim, ...]),
+            storage_classes=msgspec.convert(document.get("storageClasses"), tuple[StorageClass, ...] | None),
+            csi_nodes=msgspec.convert(document.get("csiNodes", []), tuple[CsiNode, ...]),
+            csi_drivers=msgspec.convert(document.get("csiDrivers", []), tuple[CsiDriver, ...]),
+            storage_capacities=msgspec.convert(document.get("storageCapacities", []), tuple[StorageCapacity, ...]),
+            namespaces=msgspec.convert(document.get("namespaces", []), tuple[Namespace, ...]),
+            unread=msgspec.convert(document.get("unread", []), tuple[str, ...]),
         )
         if found.past_asks is not None:
             recall(Ledger(), found.past_asks)
@@ -181,9 +219,17 @@ def _plain(value: object) -> object:
 def with_objects(
     snapshot: ClusterSnapshot, *, pods: Iterable[Pod] = (), claims: Iterable[GpuClaim] = ()
 ) -> ClusterSnapshot:
-    """Return the snapshot with pods and claims added; one of the same namespace and name is replaced."""
+    """Return the snapshot with pods and claims added; one of the same namespace and name is replaced. If the pods name
+    claims for volumes that are yet to come, claims that are not bound are left to kube-scheduler."""
     more_pods = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
     more_claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in claims}
     kept = [p for p in snapshot.pods if (p.metadata.namespace, p.metadata.name) not in more_pods]
     kept_claims = [c for c in snapshot.claims if (c.metadata.namespace, c.metadata.name) not in more_claims]
-    return replace(snapshot, pods=(*kept, *more_pods.values()), claims=(*kept_claims, *more_claims.values()))
+    known = {(one.metadata.namespace, one.metadata.name) for one in snapshot.volume_claims}
+    are_known = all((key[0], name) in known for key, pod in more_pods.items() for name in claim_names(pod))
+    return replace(
+        snapshot,
+        pods=(*kept, *more_pods.values()),
+        claims=(*kept_claims, *more_claims.values()),
+        storage_classes=snapshot.storage_classes if are_known else None,
+    )

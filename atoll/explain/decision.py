@@ -19,7 +19,8 @@ from atoll.cluster.quantities import parse_amount
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
-from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot, ledger_of, pods_by_node
+from atoll.cluster.volume_fit import Volumes
+from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot, ledger_of, pods_by_node, volumes_of
 
 INSUFFICIENT: Final = "insufficient "
 
@@ -36,6 +37,9 @@ class IndexedSnapshot:
     has_neighbour_rules: bool
     unseen: Mapping[str, NodeFacts]
     """Nodes that have or may have GPUs, without a fresh, valid report."""
+    volumes: Volumes
+    namespaces: Mapping[str, Mapping[str, str]]
+    """Labels of namespaces."""
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
     _needs: dict[str, Mapping[str, int]] = field(default_factory=dict)
     prices: dict[str, tuple[int, int, str]] = field(default_factory=dict)
@@ -95,6 +99,8 @@ def index_snapshot(snapshot: ClusterSnapshot) -> IndexedSnapshot:
         by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
         has_neighbour_rules=has_rules,
         unseen={one.node.metadata.name: one for one in unseen_nodes(nodes, ledger, NOW_SECONDS)},
+        volumes=volumes_of(snapshot),
+        namespaces={one.metadata.name: one.metadata.labels for one in snapshot.namespaces},
     )
     _load_cpu(scene)
     return scene
@@ -185,7 +191,7 @@ def _refused(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> dic
     has_rules = scene.minds_neighbours(pod)
     nodes = list(scene.nodes.values()) if has_rules else [scene.nodes[name] for name in node_names]
     on_nodes = scene.pods_by_node if has_rules or host_fit.host_ports(pod) else {}
-    refused = host_fit.excluded_nodes(pod, nodes, on_nodes)
+    refused = host_fit.excluded_nodes(pod, nodes, on_nodes, volumes=scene.volumes, namespace_labels=scene.namespaces)
     return {name: refused[name] for name in node_names if name in refused}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.api.times import seconds_of
-from atoll.cluster import host_fit, pods, volume_fit
+from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import DisruptionBudgets, violations
 from atoll.cluster.daemons import coming_daemons, waits_for_node
 from atoll.cluster.gangs import conditions
@@ -94,10 +94,8 @@ def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
         cells=dict(scene.ledger.cells(now_seconds=NOW_SECONDS)),
         pods_on=on,
         free={name: host_fit.free(node, on.get(name, ())) for name, node in scene.nodes.items()},
-        volumes=volume_fit.Volumes(
-            {(one.metadata.namespace, one.metadata.name): one for one in scene.snapshot.volume_claims},
-            {one.metadata.name: one for one in scene.snapshot.volumes},
-        ),
+        volumes=scene.volumes,
+        namespaces=scene.namespaces,
     )
     return IndexedGangs(scene, landscape, {key: tuple(found) for key, found in members.items()})
 

@@ -19,12 +19,23 @@ from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.budgets import DisruptionBudget
+from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
+from atoll.cluster.objects import (
+    Lease,
+    Namespace,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    PriorityClass,
+    StorageClass,
+)
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.cluster.reservation_use import reservation_name
+from atoll.cluster.volume_fit import Volumes
 
 NOW_SECONDS = 0.0
 """Time of a snapshot on its ledger's clock."""
@@ -32,9 +43,10 @@ NOW_SECONDS = 0.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents; `volumes`,
-    `volume_claims`: empty if the user may not read them; `refused`: why reports do not count, by node, as only a watch
-    can tell: lists do not say whether a pod that a report still shows was unknown or has just ended."""
+    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents; `storage_classes`:
+    None if nobody has listed them; `unread`: resources that the user may not list, which are empty then; `refused`: why
+    reports do not count, by node, as only a watch can tell: lists do not say whether a pod that a report still shows
+    was unknown or has just ended."""
 
     taken_at: str
     nodes: tuple[Node, ...] = ()
@@ -50,6 +62,12 @@ class ClusterSnapshot:
     reservations: tuple[GpuReservation, ...] = ()
     volumes: tuple[PersistentVolume, ...] = ()
     volume_claims: tuple[PersistentVolumeClaim, ...] = ()
+    storage_classes: tuple[StorageClass, ...] | None = None
+    csi_nodes: tuple[CsiNode, ...] = ()
+    csi_drivers: tuple[CsiDriver, ...] = ()
+    storage_capacities: tuple[StorageCapacity, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
+    unread: tuple[str, ...] = ()
     past_asks: RequestHistory | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,6 +96,23 @@ class ClusterSnapshot:
         """Return the seconds between a time and the snapshot, at least zero; infinity for an invalid text."""
         then, now = seconds_of(time or ""), seconds_of(self.taken_at)
         return max(0.0, now - then) if then is not None and now is not None else math.inf
+
+
+def volumes_of(snapshot: ClusterSnapshot) -> Volumes:
+    """Return the volumes that bind pods to nodes, as the controllers see them. What may not be read binds nobody: a
+    claim may be bound, and storage may have room."""
+    if {"persistentvolumes", "persistentvolumeclaims"} & set(snapshot.unread):
+        return Volumes()
+    classes = snapshot.storage_classes
+    drivers = () if "csistoragecapacities" in snapshot.unread else snapshot.csi_drivers
+    return Volumes(
+        {(one.metadata.namespace, one.metadata.name): one for one in snapshot.volume_claims},
+        {one.metadata.name: one for one in snapshot.volumes},
+        {one.metadata.name: one for one in classes} if classes is not None else None,
+        {one.metadata.name: one for one in snapshot.csi_nodes},
+        {one.metadata.name: one for one in drivers},
+        {(one.metadata.namespace, one.metadata.name): one for one in snapshot.storage_capacities},
+    )
 
 
 def ledger_of(snapshot: ClusterSnapshot) -> Ledger:

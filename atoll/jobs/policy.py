@@ -115,6 +115,10 @@ class JobPolicy(JobPart):
         int, Field(strict=True, ge=0, le=86_400, description="pause before a retry, by the job service")
     ] = 30
     retry_on_preemption: Annotated[Flag, Field(description="no: preemption is a failure")] = True
+    unique_seconds: Annotated[
+        Seconds | None,
+        Field(description="an identical job that the tenant submits within so many seconds is the first one"),
+    ] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -316,6 +316,9 @@ def _tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
     if "retry_delay_seconds" in given:
         text = f"{ONLY_SERVICE}uses it; Kubernetes waits 10 s, then twice as long each time"
         book.tell("policy.retry_delay_seconds", policy.retry_delay_seconds, text)
+    if policy.unique_seconds is not None:
+        text = f"{ONLY_SERVICE}compares submissions; kubectl refuses a name that is taken"
+        book.tell("policy.unique_seconds", policy.unique_seconds, text)
     if job.job_type is JobType.SERVICE:
         for field in ("max_retries", "retry_on_preemption"):
             if field in given:

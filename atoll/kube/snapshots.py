@@ -13,13 +13,16 @@ from atoll.api.reservations import GpuReservation
 from atoll.api.times import text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.budgets import decode_budget
+from atoll.cluster.csi import decode_csi_driver, decode_csi_node, decode_storage_capacity
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.objects import (
     decode_heartbeat,
     decode_lease,
+    decode_namespace,
     decode_node,
     decode_pod,
     decode_priority_class,
+    decode_storage_class,
     decode_volume,
     decode_volume_claim,
 )
@@ -49,7 +52,23 @@ async def read_snapshot(client: ApiClient) -> ClusterSnapshot:
         claims_of_volumes = group.create_task(
             _listed_if_allowed(client, paths.persistentvolumeclaims(), decode_volume_claim)
         )
+        classes = group.create_task(_listed_if_allowed(client, paths.storageclasses(), decode_storage_class))
+        csi_nodes = group.create_task(_listed_if_allowed(client, paths.csinodes(), decode_csi_node))
+        csi_drivers = group.create_task(_listed_if_allowed(client, paths.csidrivers(), decode_csi_driver))
+        capacities = group.create_task(
+            _listed_if_allowed(client, paths.csistoragecapacities(), decode_storage_capacity)
+        )
+        namespaces = group.create_task(_listed_if_allowed(client, paths.namespaces(), decode_namespace))
         priorities = group.create_task(client.list(paths.priorityclasses(), decode_priority_class))
+    asked = {
+        paths.persistentvolumes(): volumes.result(),
+        paths.persistentvolumeclaims(): claims_of_volumes.result(),
+        paths.storageclasses(): classes.result(),
+        paths.csinodes(): csi_nodes.result(),
+        paths.csidrivers(): csi_drivers.result(),
+        paths.csistoragecapacities(): capacities.result(),
+        paths.namespaces(): namespaces.result(),
+    }
     now = client.server_seconds() or datetime.now(UTC).timestamp()
     return ClusterSnapshot(
         taken_at=text_of(now),
@@ -64,14 +83,20 @@ async def read_snapshot(client: ApiClient) -> ClusterSnapshot:
         reservations=tuple(reservations.result().items),
         budgets=tuple(budgets.result().items),
         priority_classes=tuple(priorities.result().items),
-        volumes=volumes.result(),
-        volume_claims=claims_of_volumes.result(),
+        volumes=volumes.result() or (),
+        volume_claims=claims_of_volumes.result() or (),
+        storage_classes=classes.result(),
+        csi_nodes=csi_nodes.result() or (),
+        csi_drivers=csi_drivers.result() or (),
+        storage_capacities=capacities.result() or (),
+        namespaces=namespaces.result() or (),
+        unread=tuple(path.rpartition("/")[2] for path, found in asked.items() if found is None),
     )
 
 
-async def _listed_if_allowed(client: ApiClient, path: str, decode: Callable[[bytes], T]) -> tuple[T, ...]:
-    """List an optional collection; empty if the user may not read it."""
+async def _listed_if_allowed(client: ApiClient, path: str, decode: Callable[[bytes], T]) -> tuple[T, ...] | None:
+    """List an optional collection; None if the user may not."""
     try:
         return tuple((await client.list(path, decode)).items)
     except Forbidden:
-        return ()
+        return None

@@ -198,7 +198,15 @@ def _end_of(run: RunSnapshot) -> Iterator[Decision]:
     if not failed:
         yield EndRun(RunState.SUCCEEDED, "")
         return
-    yield EndRun(RunState.FAILED, f"step {failed[0]} failed: {run.of(failed[0]).error}")
+    cause = _cause(run, failed)
+    yield EndRun(RunState.FAILED, f"step {cause} failed: {run.of(cause).error}")
+
+
+def _cause(run: RunSnapshot, names: list[str]) -> str:
+    """Return the first of some steps that failed; one that was stopped because of another only if all were."""
+    return min(
+        names, key=lambda one: (run.of(one).state is not StepState.FAILED, run.of(one).error.startswith(STOPPED))
+    )
 
 
 def _has_failed(run: RunSnapshot, key: str) -> bool:
@@ -365,7 +373,7 @@ def _parallel(run: RunSnapshot, step: PipelineStep) -> Iterator[Decision]:
     if not broken:
         yield EndStep(step.name, StepState.SUCCEEDED, run.of(step.name).output)
         return
-    first = next((one for one in broken if run.of(one).state is StepState.FAILED), broken[0])
+    first = _cause(run, broken)
     told = run.of(first).error or str(run.of(first).skip_cause)
     yield EndStep(step.name, StepState.FAILED, run.of(step.name).output, f"branch {first}: {told}")
 

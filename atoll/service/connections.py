@@ -19,10 +19,12 @@ READ_SECONDS = 5.0
 IDLE_SECONDS = 120.0
 """Before the first byte of each request. Longer than the 90 s after which Go's clients close an idle connection, which
 they may have opened ahead of need: a server that closes first loses calls."""
+UNREAD_SECONDS = 30.0
+"""For a client that reads nothing of its answer."""
 CONNECTIONS_MAX = 256
 """Limit of waiting connections; asyncio keeps a buffer of 256 KiB per TLS connection."""
 BYTES_MAX = 32 * 1024 * 1024
-"""Limit of bytes of all requests that arrive or are processed."""
+"""Limit of bytes of all requests that arrive or are processed, and of all answers that nobody has read yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Admission:
     bytes_max: int = BYTES_MAX
     read_seconds: float = READ_SECONDS
     idle_seconds: float = IDLE_SECONDS
+    unread_seconds: float = UNREAD_SECONDS
     bytes_held: int = 0
     connections: set[Connection] = field(default_factory=set)
 
@@ -68,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._is_idle = True
+        self._unread_bytes: int | None = None
         self._waiting_since = self._loop.time()
         self.bytes_held = 0
         self.is_worked_on = False
@@ -105,12 +109,19 @@ class Connection(asyncio.Protocol):
         return self._protocol.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """The client does not read as fast as it is written to."""
+        self._unread_bytes = 0
         self._protocol.pause_writing()
+        if not self.is_worked_on:
+            self._expect_reader()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """The client has read almost all."""
+        self._unread_bytes = None
         self._protocol.resume_writing()
+        if self._is_idle:
+            self._release_bytes()
+            self._cut_after(self._admission.idle_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release its bytes."""
@@ -127,10 +138,12 @@ class Connection(asyncio.Protocol):
         self.is_worked_on = True
 
     def done(self) -> None:
-        """The request is answered; its bytes are free."""
+        """The request is answered; its bytes are free, and those of the answer count until they are read."""
         self.is_worked_on, self._is_idle = False, True
-        self._waiting_since = self._loop.time()
         self._release_bytes()
+        self._cut_after(self._admission.idle_seconds)
+        if self._unread_bytes is not None:
+            self._expect_reader()
 
     def cut(self) -> None:
         """End the connection at once, without an answer: a slow client would not read it either."""
@@ -138,11 +151,24 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _expect_reader(self) -> None:
+        """Count what waits for the client, which has some time to read the next part of it."""
+        assert self._transport is not None
+        self._unread_bytes = unread = self._transport.get_write_buffer_size()
+        self._release_bytes()
+        self.bytes_held = unread
+        self._admission.bytes_held += unread
+        self._cut_after(self._admission.unread_seconds)
+        if self._admission.is_exceeded:
+            self._admission.enforce()
+
     def _cut_after(self, seconds: float) -> None:
-        """Start the deadline of the next byte or head. One timer serves many requests: it is set again if a later
+        """Start the deadline of the next step of the client. One timer serves many requests: it is set again if a later
         deadline has time left."""
         self._waiting_since = self._loop.time()
         self._deadline = self._waiting_since + seconds
+        if self not in self._admission.connections:
+            return
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
             self._timer = None
@@ -155,6 +181,8 @@ class Connection(asyncio.Protocol):
             return
         if self._deadline > self._loop.time():
             self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        elif self._transport is not None and self._transport.get_write_buffer_size() < (self._unread_bytes or 0):
+            self._expect_reader()
         else:
             self.cut()
 

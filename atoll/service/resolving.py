@@ -3,6 +3,7 @@
 The connection goes to the very address that was judged: a name that changes its address in between leads nowhere.
 """
 
+import errno
 import socket
 from collections.abc import Callable, Sequence
 
@@ -27,7 +28,7 @@ class GuardedResolver(AbstractResolver):
         found = await self._inner.resolve(host, port, family)
         refused = self._judge(host, [one["host"] for one in found])
         if refused:
-            raise OSError(refused)
+            raise OSError(errno.EACCES, refused)  # aiohttp tells no other part of it
         return found
 
     async def close(self) -> None:

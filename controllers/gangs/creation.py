@@ -15,6 +15,7 @@ from atoll.api.times import seconds_of
 from atoll.cluster.gangs.kueue_topology import KueueTopologyRequest, kueue_request_of, words
 from atoll.cluster.gangs.lifecycle import has_begun
 from atoll.cluster.gangs.membership import ONLY_SET, GangKey, has_gate, key_of, role_of, set_names
+from atoll.cluster.gangs.pod_groups import POD_GROUP
 from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
@@ -23,7 +24,7 @@ from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
 from controllers.gangs.cache import GangCache
 from controllers.gangs.owners import OwnerLister, as_owner
-from controllers.gangs.pod_groups import GROUP_SECONDS, POD_GROUP, PodGroupGangs, waiting_group
+from controllers.gangs.pod_groups import GROUP_SECONDS, PodGroupGangs, waiting_group
 
 PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""

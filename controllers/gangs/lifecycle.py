@@ -177,7 +177,7 @@ class GangReconciler:
 
     def _notes(self, view: GangView) -> list[tuple[GangMember, str]]:
         """Return pods with what keeps their gang from starting for its PodGroup, strangers to the group first; or pods
-        that come beyond the counts of a running gang, or for none of its pod sets."""
+        that come beyond the counts of a running gang, for none of its pod sets, or are strangers to its PodGroup."""
         spec, name = view.gang.spec, view.gang.metadata.name
         gated = [member for member in view.members if member.is_gated]
         if not view.is_admitted:
@@ -193,7 +193,12 @@ class GangReconciler:
             f"GpuGang {name!r} has as many members of pod set {{}} as it counts; this pod stays gated until one of "
             "them ends, or the pod set's count is raised"
         )
+        strange = (
+            f"the pod is not of PodGroup {name!r}, for which GpuGang {name!r} runs, and counts for nothing in it; "
+            f"create it again with spec.schedulingGroup, or without the annotation {names.GANG}"
+        )[:NOTE_LENGTH_MAX]
         return [
+            *((member, strange) for member in view.strangers[:TOLD_MAX]),
             *((member, lost) for member in without_pod_set(gated)[:TOLD_MAX]),
             *((member, excess.format(member.pod_set)) for member in placeable(spec, view.members)[1][:TOLD_MAX]),
         ]

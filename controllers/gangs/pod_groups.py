@@ -20,7 +20,7 @@ from atoll.cluster.gangs.membership import (
     set_names,
     stage_of,
 )
-from atoll.cluster.gangs.pod_groups import PodGroup, conflict, gang_spec, group_of, outsider, refusal
+from atoll.cluster.gangs.pod_groups import POD_GROUP, PodGroup, conflict, gang_spec, group_of, outsider, refusal
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.errors import NotFound
@@ -29,8 +29,6 @@ from controllers.context import Context
 from controllers.gangs.answers import decode
 from controllers.gangs.cache import GangCache
 
-POD_GROUP: Final = "PodGroup/"
-"""What the mark on a gang begins with that was made for a PodGroup; its uid follows."""
 GROUP_API: Final = "scheduling.k8s.io/v1beta1"
 GROUP_SECONDS: Final = 10.0
 """A PodGroup is read, not watched: this often while its gang cannot be made."""
@@ -94,7 +92,7 @@ class PodGroupGangs:
     async def follow(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
         """Let the gang follow its PodGroup; return whether it was changed. Raises KubeError.
 
-        An admitted gang only takes in more pods; its quorum, and lower counts, are for the next start.
+        An admitted gang only takes in more pods of the group; its quorum, and lower counts, are for the next start.
         """
         key = (gang.metadata.namespace, gang.metadata.name)
         group = await self._read(key) if waiting_group(members) == key[1] else None
@@ -107,8 +105,10 @@ class PodGroupGangs:
         if not is_made:
             return False
         known = {pod_set.name: pod_set.count for pod_set in gang.spec.pod_sets}
-        counts = pod_set_counts(members) or known
         is_admitted = gang.status is not None and is_true(gang.status.conditions, names.CONDITION_ADMITTED)
+        if is_admitted:
+            members = [pod for pod in members if group_of(pod) == key[1]]
+        counts = pod_set_counts(members) or known
         if is_admitted:
             counts = {name: max(known.get(name, 0), counts.get(name, 0)) for name in known | counts}
         spec = gang_spec(group, counts)

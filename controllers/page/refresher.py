@@ -204,6 +204,11 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
         volumes=tuple(mirror.volumes.store.values()) if mirror.volumes is not None else (),
         volume_claims=tuple(mirror.volume_claims.store.values()) if mirror.volume_claims is not None else (),
+        storage_classes=tuple(mirror.storage_classes.store.values()) if mirror.storage_classes is not None else None,
+        csi_nodes=tuple(mirror.csi_nodes.store.values()) if mirror.csi_nodes is not None else (),
+        csi_drivers=tuple(mirror.csi_drivers.store.values()) if mirror.csi_drivers is not None else (),
+        storage_capacities=tuple(mirror.capacities.store.values()) if mirror.capacities is not None else (),
+        namespaces=tuple(mirror.namespaces.store.values()) if mirror.namespaces is not None else (),
         refused={node: why for node, why in mirror.ledger.uncounted.items() if why in AUDIT_REFUSALS},
     )
 

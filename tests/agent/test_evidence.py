@@ -132,6 +132,7 @@ def test_what_was_not_read_is_unknown(
     [
         pytest.param(kubelet("p", running=("p",)), False, id="the kubelet says that a pod runs"),
         pytest.param(None, False, id="the API says that a pod runs"),
+        pytest.param(kubelet(), False, id="the API says that a pod runs, and the kubelet knows none"),
         pytest.param(kubelet("p"), True, id="nothing is said to run"),
     ],
 )

@@ -103,11 +103,10 @@ def test_pods_that_hold_gpus_of_a_node_are_counted_once_each(ledger: Ledger) -> 
 def test_pod_that_ended_holds_through_its_lease_alone(ledger: Ledger) -> None:
     """A terminal phase frees nothing by itself: the Lease stays until somebody has proof."""
     ledger.put_lease(make_lease("n1", 0, holder=Holder("team", "p", "u1")))
-    bound = make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1))
-    ledger.put_pod(bound)
-    assert free(ledger) == {2, 5}
+    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0)))
+    assert free(ledger) == {1, 2, 5}
 
-    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1), phase="Failed"))
+    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0), phase="Failed"))
     assert free(ledger) == {1, 2, 5}
     ledger.drop_lease(lease_name("n1", 0))
     assert free(ledger) == {0, 1, 2, 5}

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.leases import Holder, lease_name
+from atoll.cluster.leases import RESERVATION_NAMESPACE, Holder, lease_name
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.transitions import Occupancy
@@ -157,3 +157,110 @@ def test_a_restore_voids_what_versions_told(ledger: Ledger) -> None:
     ledger.forget_versions()
 
     assert (before, is_free(ledger)) == (False, True)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted by force", "set Failed by somebody"])
+@pytest.mark.parametrize("is_listed", [True, False], ids=["Lease gone in a gap", "Lease gone before the start"])
+def test_pod_without_its_lease_keeps_its_device_until_its_end_is_proven(is_listed: bool, is_deleted: bool) -> None:
+    """Nobody saw when the Lease went: the controllers write it again, and reports prove the end as for any other."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1))
+    ledger.put_pod(pod(40))
+    if is_listed:
+        ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+        ledger.drop_lease(NAME)
+    if is_deleted:
+        ledger.drop_pod("u1", final=pod(LEFT_AT))
+    else:
+        ledger.put_pod(pod(LEFT_AT, phase="Failed"))
+
+    assert not is_free(ledger)
+    assert [record.lease_name for record in ledger.lost.records("u1")] == [NAME]
+
+    ledger.put_report(report(2))
+    assert not is_free(ledger)
+    ledger.put_report(report(3))
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")
+
+
+@pytest.mark.parametrize("lost_at", [None, LEFT_AT + 1], ids=["nothing of its Lease", "its Lease deleted on proof"])
+def test_pod_that_ended_by_the_word_of_kubelet_leaves_nothing(lost_at: int | None) -> None:
+    """A late watch of Leases changes nothing about kubelet's word."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1))
+    ledger.put_pod(pod(40))
+    if lost_at is not None:
+        ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    body = pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0), phase="Succeeded", version=str(LEFT_AT))
+    body["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]
+    ended = decode_pod(orjson.dumps(body))
+    ledger.put_pod(ended)
+    if lost_at is not None:
+        ledger.drop_lease(NAME, version=lost_at)
+
+    assert is_free(ledger)
+    ledger.drop_pod("u1", final=ended)
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")
+
+
+def test_lease_that_ended_before_anybody_saw_its_pod_bound_was_released() -> None:
+    """The watch of pods is far behind: the Lease was deleted on proof after the pod's end, which is seen much later."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1))
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    ledger.drop_lease(NAME, version=LEFT_AT + 1)
+    ledger.put_pod(pod(40))
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")
+
+
+def test_lease_that_returned_to_its_reservation_was_released() -> None:
+    """A Lease that a GpuReservation takes over from an ended pod changes its holder and is not deleted."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1))
+    ledger.put_pod(pod(40))
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    ledger.put_lease(make_lease("n1", 0, holder=Holder(RESERVATION_NAMESPACE, "r", "r1"), version=str(LEFT_AT + 1)))
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+
+    assert ledger.lost.records("u1") == ()
+
+
+@pytest.mark.parametrize(
+    ("deleted_at", "stays_held"), [(LOST_AT, True), (LEFT_AT + 1, False)], ids=["lost before", "released after"]
+)
+def test_lease_that_is_seen_only_after_its_pod_went_is_judged_by_its_end(deleted_at: int, stays_held: bool) -> None:
+    """The watch of Leases is behind: it shows the Lease and its deletion when the pod is long gone."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1))
+    ledger.put_pod(pod(40))
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    ledger.drop_lease(NAME, version=deleted_at)
+
+    assert is_free(ledger) is not stays_held
+    assert ledger.lost.is_known("u1") is stays_held
+
+
+def test_pod_that_was_terminal_at_first_sight_holds_nothing_without_a_lease() -> None:
+    """Its Lease was there until somebody had proof; its object may stay for weeks."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1))
+    ledger.put_pod(pod(LEFT_AT, phase="Failed"))
+    ledger.drop_pod("u1", final=pod(LEFT_AT + 9, phase="Failed"))
+
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")
+
+
+def test_pod_and_lease_that_went_in_one_gap_hold_nothing(ledger: Ledger) -> None:
+    """Both deletions are inferred, which is what a release on proof looks like after a gap."""
+    ledger.drop_lease(NAME)
+    ledger.drop_pod("u1", final=pod(40))
+
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")

@@ -135,3 +135,21 @@ async def test_a_member_outside_of_the_group_keeps_the_gang_waiting(tmp_path: Pa
         assert made.held() == 0
         words = "GpuGang 'g' does not start: pod g-1 names the gang"
         await settled(running, lambda: words in running.notes.notes_on(names.REASON_GANG_WAITING, "g-1")[-1])
+
+
+async def test_a_stranger_to_a_running_group_is_told_and_counts_for_nobody(tmp_path: Path) -> None:
+    """It gets no place of a member that is lost, nor room for another: those are for pods of the group."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        await run_group(made, running, 2)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        made.delete("g-1")
+        made.add_member("g", 7)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-7") in running.notes.recorded)
+        assert "is not of PodGroup 'g'" in running.notes.notes_on(names.REASON_GANG_WAITING, "g-7")[-1]
+        for number in (2, 3):
+            made.add_member("g", number, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-2") and not made.is_gated("g-3"))
+        await settled(running, lambda: made.gang("g")["status"]["members"] == 3)
+        assert counts(made) == (2, 3)
+        assert made.is_gated("g-7")
+        assert made.leases_of("g-7") == []

@@ -144,6 +144,24 @@ async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, 
             assert lease["spec"]["holderIdentity"] == str(HOLDER)
 
 
+async def test_a_lease_is_written_again_for_a_pod_that_left_without_it(tmp_path: Path) -> None:
+    """The Lease went while nobody looked, then the pod by force: its GPU is held in the API again until proof."""
+
+    def asked(running: ControllerHarness) -> bool:
+        return names.EVIDENCE_WANTED in running.server.objects[f"{REPORTS}/n1"]["metadata"].get("annotations", {})
+
+    async with running_controllers(tmp_path) as running:
+        put_bound(running.server, "p", 4, phase="Running")
+        running.server.remove(f"{PODS}/p")
+        await running.settled(lambda: running.held() == {"gpu-n1-4"} and asked(running))
+        lease = running.lease(4)
+        assert lease is not None
+        assert lease["spec"]["holderIdentity"] == str(HOLDER)
+        for sequence in (1, 2):
+            running.report(sequence)
+        await running.settled(lambda: not running.held() and not running.mirror.ledger.lost.is_known(HOLDER.uid))
+
+
 @pytest.mark.parametrize("has_report", [True, False], ids=["the report does not count", "there is no report"])
 async def test_a_repaired_lease_names_its_machine(tmp_path: Path, *, has_report: bool) -> None:
     """Without the uid no declaration that the machine is gone could ever free the GPU."""

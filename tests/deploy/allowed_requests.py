@@ -42,7 +42,9 @@ USERS = [
         ("shared memory of the machine", pod("new", volumes=[{"name": "shm", "hostPath": {"path": "/dev/shm"}}])),
     )),
     create("a claimed pod that turns switches off", shaped("new", {
-        **shaped_container(gpus=1), "env": [*shaped_container()["env"], {"name": "NVIDIA_NVSWITCH", "value": ""}]})),
+        **shaped_container(gpus=1), "env": [
+            {**one, "value": "disabled"} if one["name"] == "NVIDIA_NVSWITCH" else one
+            for one in shaped_container()["env"]]})),
     create("a namespace that may choose GPUs by variable", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all")),
            namespace="doors"),
     create("a claimed pod as the webhook leaves it", shaped("new")),
@@ -73,7 +75,7 @@ USERS = [
     debug("kubectl debug on a plain pod", "plain", {"env": [{"name": "A", "value": "b"}]}),
     debug("kubectl debug on a pod with GPUs", "held", {}),
     debug("kubectl debug with GPUs turned off under the RuntimeClass", "walled",
-          {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}),
+          {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "NVIDIA_NVSWITCH", "value": "void"}]}),
     Probe(title="Leases of other people", method="POST", path=f"{LEASES}/doors/leases", body=lease("gpu-node-a-0")),
     Probe(title="other Leases in Atoll's namespace", method="POST", path=f"{LEASES}/atoll-system/leases",
             body=lease("something-else")),

@@ -5,6 +5,7 @@ The attacker is an administrator unless a row says otherwise, so that only the p
 
 from typing import Any
 
+from atoll.api import names
 from tests.deploy.requests import (
     ALL_GPUS,
     ALLOCATION,
@@ -277,6 +278,21 @@ SHAPE_DOORS = [
         shaped_with_env({"name": "NVIDIA_NVSWITCH", "value": "all"}),
         policy="atoll-shape",
     ),
+    *(
+        create(
+            f"{variable} left to a source of variables or to the image",
+            shaped(
+                "new",
+                {
+                    **shaped_container(gpus=1),
+                    "env": [one for one in shaped_container()["env"] if one["name"] != variable],
+                    "envFrom": [{"configMapRef": {"name": "settings"}}],
+                },
+            ),
+            policy="atoll-shape",
+        )
+        for variable in names.DRIVER_DEVICE_VARIABLES
+    ),
     create(
         "devices by annotation on a claimed pod",
         shaped("new", annotations={**shaped("x")["metadata"]["annotations"], **CDI}),
@@ -368,6 +384,22 @@ DEBUG_DOORS = [
         policy="atoll-ephemeral-containers",
     ),
     debug("kubectl debug with a CUDA image", "walled", {}, policy="atoll-ephemeral-containers"),
+    debug(
+        "kubectl debug with no GPU, but the runtime at work",
+        "walled",
+        {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]},
+        policy="atoll-ephemeral-containers",
+    ),
+    *(
+        debug(
+            f"kubectl debug with {variable}",
+            target,
+            {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": variable, "value": "enabled"}]},
+            policy="atoll-ephemeral-containers",
+        )
+        for target in ("plain", "walled")
+        for variable in names.DRIVER_DEVICE_VARIABLES
+    ),
     debug("kubectl debug with a mount", "volumes", MOUNT, policy="atoll-ephemeral-containers"),
 ]
 
@@ -596,6 +628,10 @@ def device(path: str) -> dict[str, Any]:
 
 UNCLAIMED_DOORS = [
     unclaimed("a source of variables", pod("new", {**plain_container(), **ENV_FROM})),
+    unclaimed(
+        "a source of variables beside no GPU, but the runtime at work",
+        pod("new", {**plain_container(NVIDIA_VISIBLE_DEVICES="none"), **ENV_FROM}),
+    ),
     unclaimed(
         "a source of variables with half a name",
         pod("new", {**plain_container(), "envFrom": [{"prefix": "NVIDIA_", "configMapRef": {"name": "settings"}}]}),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.api import names
+
 PODS = "/api/v1/namespaces/doors/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
@@ -52,6 +54,7 @@ def shaped_container(name: str = "main", gpus: int | None = None) -> dict[str, A
         "env": [
             {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": reference("uuids", name)},
             {"name": "CUDA_VISIBLE_DEVICES", "valueFrom": reference("devices", name)},
+            *({"name": variable, "value": ""} for variable in names.DRIVER_DEVICE_VARIABLES),
         ],
     }
     if gpus is not None:

@@ -248,7 +248,7 @@ def test_policies_know_every_variable_that_chooses_gpus() -> None:
 def test_policies_know_every_variable_that_gives_devices_of_the_machine() -> None:
     """So must one of the others."""
     found = list(policy_lists(names.DRIVER_DEVICE_VARIABLES[0]))
-    assert found == [set(names.DRIVER_DEVICE_VARIABLES)] * 2
+    assert found == [set(names.DRIVER_DEVICE_VARIABLES)] * 3
 
 
 def test_policy_knows_what_kubelet_says_at_the_end() -> None:

@@ -1,4 +1,5 @@
-"""Gangs of JobSet, LeaderWorkerSet, the MPI operator and KubeRay, each with its real controller.
+"""Gangs of JobSet, LeaderWorkerSet, the MPI operator, KubeRay, Kubeflow's trainer and AppWrapper, each with its real
+controller.
 
 Each gang has a leader without GPUs and four workers of four GPUs, on two machines of eight.
 """
@@ -17,7 +18,7 @@ from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
 from devcluster.kueue import Kueue
 from devcluster.operators import OperatorProcess
-from devcluster.owners import JobSet, KubeRay, LeaderWorkerSet, MpiOperator
+from devcluster.owners import AppWrappers, JobSet, KubeRay, LeaderWorkerSet, MpiOperator, Trainer
 from tests.e2e.conftest import OPTIONS
 from tests.e2e.queues import QUEUE, QUEUE_LABEL, Queues, make_flavors
 from tests.e2e.world import HOLD, RealCluster
@@ -32,6 +33,8 @@ FRAMEWORKS = [
     "kubeflow.org/mpijob",
     "ray.io/raycluster",
     "ray.io/rayjob",
+    "trainer.kubeflow.org/trainjob",
+    "workload.codeflare.dev/appwrapper",
 ]
 GANG = "training"
 WORKERS = 4
@@ -43,9 +46,9 @@ GANGS = "/apis/gpu.scheduling/v1/namespaces/{}/gpugangs/" + GANG
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of owner: its operator, its path, and its spec of the templates of leader and worker."""
+    """A kind of owner: its operators, its path, and its spec of the templates of leader and worker."""
 
-    operator: type[OperatorProcess]
+    operators: tuple[type[OperatorProcess], ...]
     api: str
     plural: str
     kind: str
@@ -53,6 +56,8 @@ class Kind:
     members: int = 1 + WORKERS
     queued: Mapping[str, Any] = field(default_factory=dict)
     """What Kueue demands of its spec besides."""
+    before: Callable[[dict[str, Any], dict[str, Any]], tuple[str, dict[str, Any]]] | None = None
+    """Plural and body of an object of the same API that must exist before."""
 
 
 def _job_set(leader: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
@@ -92,14 +97,46 @@ def _ray_job(leader: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
     return {"entrypoint": "true", "submitterPodTemplate": submitter, "rayClusterSpec": _ray_cluster(leader, worker)}
 
 
+def _training_runtime(leader: dict[str, Any], worker: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return a runtime whose second Job gets the nodes that a TrainJob asks for."""
+    jobs = _job_set(leader, worker)
+    jobs["replicatedJobs"][1] |= {"name": "node", "replicas": 1}
+    nodes = jobs["replicatedJobs"][1]["template"]
+    nodes["spec"]["template"]["spec"]["containers"][0]["name"] = "node"
+    nodes["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    spec = {"mlPolicy": {"numNodes": 1}, "template": {"spec": jobs}}
+    return "trainingruntimes", {"kind": "TrainingRuntime", "metadata": {"name": GANG}, "spec": spec}
+
+
+def _train_job(_leader: dict[str, Any], _worker: dict[str, Any]) -> dict[str, Any]:
+    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": GANG}
+    return {"runtimeRef": runtime, "trainer": {"numNodes": WORKERS}}
+
+
+def _app_wrapper(leader: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
+    wrapped = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": GANG}}
+    return {"components": [{"template": {**wrapped, "spec": _job_set(leader, worker)}}]}
+
+
 KINDS = {
-    "JobSet": Kind(JobSet, "jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet", _job_set),
+    "JobSet": Kind((JobSet,), "jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet", _job_set),
     "LeaderWorkerSet": Kind(
-        LeaderWorkerSet, "leaderworkerset.x-k8s.io/v1", "leaderworkersets", "LeaderWorkerSet", _leader_worker_set
+        (LeaderWorkerSet,), "leaderworkerset.x-k8s.io/v1", "leaderworkersets", "LeaderWorkerSet", _leader_worker_set
     ),
-    "MPIJob": Kind(MpiOperator, "kubeflow.org/v2beta1", "mpijobs", "MPIJob", _mpi_job),
-    "RayCluster": Kind(KubeRay, "ray.io/v1", "rayclusters", "RayCluster", _ray_cluster),
-    "RayJob": Kind(KubeRay, "ray.io/v1", "rayjobs", "RayJob", _ray_job, queued={"shutdownAfterJobFinishes": True}),
+    "MPIJob": Kind((MpiOperator,), "kubeflow.org/v2beta1", "mpijobs", "MPIJob", _mpi_job),
+    "RayCluster": Kind((KubeRay,), "ray.io/v1", "rayclusters", "RayCluster", _ray_cluster),
+    "RayJob": Kind((KubeRay,), "ray.io/v1", "rayjobs", "RayJob", _ray_job, queued={"shutdownAfterJobFinishes": True}),
+    "TrainJob": Kind(
+        (JobSet, Trainer),
+        "trainer.kubeflow.org/v1alpha1",
+        "trainjobs",
+        "TrainJob",
+        _train_job,
+        before=_training_runtime,
+    ),
+    "AppWrapper": Kind(
+        (JobSet, AppWrappers), "workload.codeflare.dev/v1beta2", "appwrappers", "AppWrapper", _app_wrapper
+    ),
 }
 
 
@@ -117,7 +154,10 @@ def beside_operators() -> Iterator[Installation]:
 def kind(beside_operators: Installation, request: pytest.FixtureRequest) -> Kind:
     """A kind of owner whose operator runs in the cluster."""
     kind = KINDS[request.param]
-    kind.operator(beside_operators.cluster).install()
+    for operator in kind.operators:
+        made = operator(beside_operators.cluster)
+        if not made.is_serving():
+            made.install()
     return kind
 
 
@@ -160,6 +200,11 @@ class Owner:
     def create(self) -> None:
         """Create the claim of the workers, and the owner."""
         self.world.claim("gpus", GPUS)
+        templates = (self._template(None), self._template("gpus"))
+        if self.kind.before is not None:
+            plural, before = self.kind.before(*templates)
+            path = f"/apis/{self.kind.api}/namespaces/{self.world.namespace}/{plural}"
+            self.world.cluster.api.request("POST", path, {"apiVersion": self.kind.api, **before})
         body = {
             "apiVersion": self.kind.api,
             "kind": self.kind.kind,
@@ -169,7 +214,7 @@ class Owner:
                 "annotations": {"ray.io/overwrite-container-cmd": "true"},
             },
             "spec": {
-                **self.kind.spec(self._template(None), self._template("gpus")),
+                **self.kind.spec(*templates),
                 **(self.kind.queued if self._labels else {}),
             },
         }

@@ -61,6 +61,15 @@ def test_a_gang_starts_whole_or_not_at_all(count: int, whole: bool, tmp_path: Pa
         assert "fits 3 of 4 pods" in told["pods"][0]["headline"]
 
 
+def test_members_may_name_claims_for_volumes_that_come_with_them(tmp_path: Path) -> None:
+    """The storage classes are known, and the claims are not created yet: where they bind is left to kube-scheduler."""
+    room = replace(ROOM, snapshot=replace(ROOM.snapshot, storage_classes=()))
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    members = [member(f"m{i}", volumes=volumes) for i in range(2)]
+
+    assert set(fits(answer(tmp_path, room, gang_manifest(2), *members, claim_manifest())).values()) == {True}
+
+
 def test_members_that_say_how_many_they_are_need_no_gang(tmp_path: Path) -> None:
     """With the annotation gang-size the controllers make the GpuGang, and so does the simulation."""
     members = [member(f"m{i}", size=2) for i in range(2)]

@@ -104,10 +104,12 @@ def test_bind_in_both_directions() -> None:
 
 @pytest.mark.parametrize("missing", ["PodName", "PodNamespace", "PodUID", "Node"])
 def test_bind_needs_every_name(missing: str) -> None:
-    """A bind without a pod, its uid or a node is refused before anything is written."""
+    """A bind without a pod, its uid or a node is refused before anything is written, and so is a name that would lead
+    to another path of the API."""
     whole = {"PodName": "p", "PodNamespace": "team", "PodUID": "u1", "Node": "n1"}
+    path = [{**whole, missing: "../x"}] if missing != "PodUID" else []
 
-    for broken in ({**whole, missing: ""}, {k: v for k, v in whole.items() if k != missing}):
+    for broken in ({**whole, missing: ""}, {k: v for k, v in whole.items() if k != missing}, *path):
         with pytest.raises(wire.MalformedCall):
             wire.read_bind(json.dumps(broken).encode())
 

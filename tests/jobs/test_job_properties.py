@@ -63,6 +63,7 @@ POLICY: dict[str, st.SearchStrategy[Any]] = {
     "max_retries": st.integers(0, 10),
     "retry_delay_seconds": st.integers(0, 100),
     "retry_on_preemption": st.booleans(),
+    "unique_seconds": st.integers(1, 1000),
 }
 INTENT: dict[str, st.SearchStrategy[Any]] = {
     "optimization_goal": st.sampled_from(["cost", "latency"]),

@@ -304,6 +304,90 @@ async def test_a_queue_takes_jobs_with_gpus_at_a_limited_rate(tmp_path: Any) -> 
     database.close()
 
 
+TWO_QUEUES = """\
+flavors: [{name: any}]
+tenants:
+  - name: acme
+    queues:
+      - flavors: [{flavor: any, quota: {gpu: 64}}]
+      - name: acme-small
+        flavors: [{flavor: any, quota: {gpu: 8}}]
+        ml_defaults: {ext_ml_timeout_seconds: 600, ext_ml_gpu_type: nvidia-a100}
+        ml_limits: {max_gpu_count: 2, max_timeout_seconds: 3600}
+      - name: acme-critical
+        critical: true
+        flavors: [{flavor: any, quota: {gpu: 8}}]
+        ml_limits: {max_gpu_count: 4}
+"""
+
+
+async def test_a_job_that_moves_to_another_queue_is_held_to_its_limits_and_gets_its_defaults(
+    service: JobService,
+) -> None:
+    """As at submission: each field beyond a limit is refused and nothing changes, gaps are filled, and the estimate is
+    that of the job as it is now."""
+    await service.call("PUT", QUEUES, by="ops", content=TWO_QUEUES)
+    to_small = {"policy": {"queue_name": "acme-small"}}
+    large = (await service.submit("large", ext_ml_gpu_count=4, policy={"max_runtime": 7200})).json()
+    small = (await service.submit("small", ext_ml_gpu_count=2)).json()
+    refused = await service.call("PATCH", f"{JOBS}/{large['id']}", json=to_small)
+    unchanged = (await service.call("GET", f"{JOBS}/{large['id']}")).json()
+    moved = (await service.call("PATCH", f"{JOBS}/{small['id']}", json=to_small)).json()
+    there = (await service.submit("there", policy={"queue_name": "acme-small", "max_runtime": 60})).json()
+    longer = await service.call("PATCH", f"{JOBS}/{there['id']}", json={"policy": {"max_runtime": 7200}})
+    record = await service.database.read(lambda session: get_job(session, small["id"]))
+
+    assert refused.status_code == 422
+    assert {one["field"] for one in refused.json()["errors"]} == {"ext_ml_gpu_count", "ext_ml_timeout_seconds"}
+    assert (unchanged["job"], unchanged["queue_name"]) == (large["job"], large["queue_name"])
+    assert (small["estimate"]["gpu_type"], moved["estimate"]["gpu_type"]) == ("", "nvidia-a100")
+    assert moved["queue_name"] == "acme-small"
+    assert job_of(record).attributes.timeout_seconds == 600
+    assert longer.status_code == 422
+
+
+async def test_a_job_that_becomes_critical_moves_to_the_critical_queue(service: JobService) -> None:
+    """As at submission, if it names no queue; and back. What does not fit into that queue is refused. A queue that the
+    job names and that is gone meanwhile prevents no change."""
+    await service.call("PUT", QUEUES, by="ops", content=TWO_QUEUES)
+    small, large = [(await service.submit(f"job-{count}", ext_ml_gpu_count=count)).json() for count in (2, 8)]
+    named = (await service.submit("named", policy={"queue_name": "acme-small"})).json()
+
+    async def patch(job: Any, **policy: Any) -> Any:
+        return await service.call("PATCH", f"{JOBS}/{job['id']}", by="ops", json={"policy": policy})
+
+    critical = await patch(small, priority_class="critical")
+    again = await patch(small, priority_class="low", max_retries=2)
+    refused = await patch(large, priority_class="critical")
+    freed = await patch(named, queue_name=None)
+    await patch(named, queue_name="acme-small")
+    await service.call("PUT", QUEUES, by="ops", content=TWO_QUEUES.replace("acme-small", "acme-other"))
+    gone = await patch(named, max_retries=2)
+
+    assert critical.json()["queue_name"] == "acme-critical"
+    assert again.json()["queue_name"] == "tenant-acme-queue"
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "ext_ml_gpu_count")
+    assert freed.json()["queue_name"] == "tenant-acme-queue"
+    assert (gone.status_code, gone.json()["queue_name"]) == (200, "acme-small")
+
+
+async def test_a_job_that_moves_counts_for_the_rate_of_its_new_queue(tmp_path: Any) -> None:
+    """A change is no way around it."""
+    database = opened(f"sqlite:///{tmp_path}/jobs.db")
+    settings = SETTINGS.model_copy(update={"gpu_jobs_per_second": 0.5, "gpu_jobs_burst": 1})
+    async with JobService.of(database, settings=settings) as service:
+        await service.call("PUT", QUEUES, by="ops", content=TWO_QUEUES)
+        first = (await service.submit("first", ext_ml_gpu_count=1)).json()
+        await service.submit("second", ext_ml_gpu_count=1, policy={"queue_name": "acme-small"})
+        change = {"policy": {"queue_name": "acme-small"}}
+        refused = await service.call("PATCH", f"{JOBS}/{first['id']}", json=change)
+        await service.clock.advance(2)
+        later = await service.call("PATCH", f"{JOBS}/{first['id']}", json=change)
+
+        assert (refused.status_code, later.status_code) == (429, 200)
+    database.close()
+
+
 async def test_a_job_waits_for_the_budget_of_its_queue(service: JobService) -> None:
     """It is recorded and says what it waits for; it starts when another one has ended. Of jobs that look at once, no
     more enter than the budget has room for."""

@@ -227,6 +227,25 @@ async def test_checkpoints_outlive_tries_and_cancelling(stage: JobStage) -> None
     assert stage.one("PersistentVolumeClaim")["metadata"]["uid"] == volume
 
 
+async def test_checkpoints_outlive_the_last_retry(engine: Any) -> None:
+    """A training whose retries are used up has failed, and what it saved stays, also when its objects have gone: the
+    record says which checkpoint that is, and the volume is there."""
+    stage = JobStage(engine, RenderSettings(finished_ttl_seconds=500))
+    stage.world.fates["tune"] = "OOMKilled"
+    policy = {"retry_delay_seconds": 0, "max_retries": 1}
+    job_id = await stage.give(job_type="training", intent={"checkpoint_config": {}}, policy=policy)
+    stage.world.told["tune"] = told(job_id, 30, 10)
+    failed = await stage.live(job_id, rounds=12)
+    await stage.world.clock.advance(500)
+    last = view_of(await stage.live(job_id)).last_checkpoint
+
+    assert (failed.state, failed.retry_count) == ("failed", 1)
+    assert "all 1 retries are used up" in failed.message
+    assert stage.kinds() == ["PersistentVolumeClaim"]
+    assert last is not None
+    assert last.step == 30
+
+
 def told(job_id: str, step: int, minute: int) -> str:
     """Return the termination message of a training that saved a checkpoint."""
     record = replace(RECORD, job_id=job_id, version=Version(1, step), created_at=f"2026-01-02T03:{minute:02}:00Z")

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta, timezone
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -135,6 +136,57 @@ async def test_a_key_that_comes_with_another_job_is_refused(database: Database) 
 
     assert same.id == first.id
     assert other_tenant.id != first.id
+
+
+WITHIN = {"policy": {"unique_seconds": 60}}
+TO_SUCCEEDED = (JobStep.SUBMIT, JobStep.ADMIT, JobStep.RUN, JobStep.SUCCEED)
+
+
+@pytest.mark.parametrize("steps", [(), TO_SUCCEEDED], ids=["while it waits", "with its result"])
+async def test_an_identical_request_within_its_window_is_the_first_job(
+    database: Database, steps: tuple[JobStep, ...]
+) -> None:
+    """Sixteen at once, and one later: each gets the first one, whatever its result will be. What differs, comes from
+    another tenant, or after the window is another job."""
+
+    async def submit(second: float, **fields: Any) -> tuple[JobRecord, bool]:
+        new = new_job(**{"ext_ml_model_id": "llama", **WITHIN, **fields})
+        return await database.write(lambda session: create_job(session, new, after(second), job_id=str(uuid4())))
+
+    found = await asyncio.gather(*(submit(0) for _ in range(16)))
+    first = found[0][0]
+    for one in steps:
+        await database.write(lambda session, one=one: take_step(session, first.id, one, now=NOW))
+    again, is_new = await submit(59, policy={"unique_seconds": 600})
+    other_tenant, _ = await submit(59, tenant="other")
+    if steps:
+        different, _ = await submit(59, ext_ml_model_id="mistral")
+        assert different.id != first.id
+    else:
+        with pytest.raises(NameTaken):
+            await submit(59, ext_ml_model_id="mistral")
+
+    assert {record.id for record, _ in found} == {again.id} == {first.id}
+    assert [sum(new for _, new in found), is_new] == [1, False]
+    assert again.state == ("succeeded" if steps else "pending")
+    assert other_tenant.id != first.id
+
+
+@pytest.mark.parametrize(
+    ("steps", "second"),
+    [(TO_SUCCEEDED, 60), ((JobStep.FAIL,), 1), ((JobStep.CANCEL,), 1)],
+    ids=["after the window", "the first one failed", "the first one was cancelled"],
+)
+async def test_an_identical_request_is_a_new_job(database: Database, steps: tuple[JobStep, ...], second: float) -> None:
+    """There is no result to give, or it is too old."""
+    new = new_job(**WITHIN)
+    first, _ = await database.write(lambda session: create_job(session, new, NOW, job_id=str(uuid4())))
+    for one in steps:
+        await database.write(lambda session, one=one: take_step(session, first.id, one, now=NOW))
+    later, is_new = await database.write(lambda session: create_job(session, new, after(second), job_id=str(uuid4())))
+
+    assert is_new
+    assert later.id != first.id
 
 
 async def test_a_name_is_free_again_when_its_job_has_ended(database: Database) -> None:

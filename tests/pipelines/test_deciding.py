@@ -271,9 +271,9 @@ def test_a_condition_without_a_value_fails_with_the_reason() -> None:
 
 
 def test_a_parallel_with_fail_fast_stops_its_other_branches_alone() -> None:
-    """The running branch is stopped; a step outside goes on."""
+    """The running branch is stopped; a step outside goes on. The parallel tells which branch failed by itself."""
     made = graph(
-        step("p", kind="parallel", config={"branches": ["x", "y"], "fail_fast": True}), step("x"), step("y"), step("z")
+        step("p", kind="parallel", config={"branches": ["y", "x"], "fail_fast": True}), step("x"), step("y"), step("z")
     )
     run, _ = settled(new_run(made, "r1", {}))
     run, decisions = settled(after_try(run, "x", TryOutcome(error="boom")))

@@ -77,10 +77,20 @@ class Databases:
 
 
 @pytest.fixture(scope="module")
-def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
-    """Return a maker of databases, once per kind."""
-    server = request.getfixturevalue("postgres_server") if request.param == "postgresql" else None
-    return Databases(tmp_path_factory.mktemp("crashes"), server)
+def made() -> dict[str, Databases]:
+    """Return the makers of databases so far, by kind: pytest makes what has parameters anew for each test."""
+    return {}
+
+
+@pytest.fixture
+def databases(
+    request: pytest.FixtureRequest, made: dict[str, Databases], tmp_path_factory: pytest.TempPathFactory
+) -> Databases:
+    """Return a maker of databases, the same for all tests of its kind."""
+    if request.param not in made:
+        server = request.getfixturevalue("postgres_server") if request.param == "postgresql" else None
+        made[request.param] = Databases(tmp_path_factory.mktemp("crashes"), server)
+    return made[request.param]
 
 
 class CrashStory:

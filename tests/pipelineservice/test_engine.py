@@ -1,11 +1,13 @@
 """The engine runs pipelines: every type of step, cancel, overlap, another leader."""
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.states import ENDED
@@ -17,8 +19,9 @@ from pipelines.records import migrate_pipelines
 from pipelines.store import cancel_run, get_run, rerun_run, steps_of
 from tests.pipelines.made import JOB, step
 from tests.pipelines.test_sequencing import gpu_step, queue_file
-from tests.pipelineservice.world import EngineWorld
+from tests.pipelineservice.world import WAIT_SECONDS, EngineWorld
 
+SERVE = {"job_type": "service", "container": {"image": "busybox:1"}}
 RUNNING_TRAIN = (JobRecord.name.like("nightly-train-%"), JobRecord.state == "running")
 ACTIVE_JOB = JobRecord.state.not_in([state.value for state in ENDED])
 
@@ -78,8 +81,12 @@ async def test_a_failing_job_is_tried_again_as_another_job(small: EngineWorld) -
         )
         state, message = await world.until_ended(run_id)
 
-    names = await database.read(lambda session: session.scalars(select(JobRecord.name)).all())
-    assert (state, len(set(names))) == ("failed", 2)
+    jobs = await database.read(lambda session: session.scalars(select(JobRecord)).all())
+    begun = (
+        f"pipeline-{await database.read(lambda session: get_run(session, run_id).pipeline_id)}-step-train-run-{run_id}"
+    )
+    assert (state, len({one.name for one in jobs})) == ("failed", 2)
+    assert len({one.idempotency_key for one in jobs if (one.idempotency_key or "").startswith(begun)}) == 2
     assert message.startswith("step train failed: job nightly-train-")
     assert message.endswith("failed: Error (exit code 1)")
     assert await world.states(run_id) == {"train": "failed", "after": "skipped"}
@@ -89,10 +96,9 @@ async def test_cancel_reaches_running_jobs(small: EngineWorld) -> None:
     """The run is cancelled once its job is; a service that an earlier step left running is cancelled as well."""
     world, database = small, small.database
     world.held = frozenset({"train"})
-    serve = {"job_type": "service", "container": {"image": "busybox:1"}}
     async with world.leading():
         run_id = await world.begin(
-            step("serve", kind="job", config=serve), step("train", "serve", kind="job"), step("after", "train")
+            step("serve", kind="job", config=SERVE), step("train", "serve", kind="job"), step("after", "train")
         )
         await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
         now = world.clock.now()
@@ -104,6 +110,82 @@ async def test_cancel_reaches_running_jobs(small: EngineWorld) -> None:
     assert await world.states(run_id) == {"serve": "succeeded", "train": "failed", "after": "skipped"}
     states = await database.read(lambda session: session.scalars(select(JobRecord.state)).all())
     assert states == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_job_that_moves_on_in_the_same_moment_is_cancelled(database: Database, database_url: str) -> None:
+    """The cancel waits for the lock of the job, and then sees what the job has become."""
+    world = EngineWorld(database, database_url)
+    world.held = frozenset({"train"})
+    async with world.leading():
+        run_id = await world.begin(step("train", kind="job"))
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+    is_moved, is_asked = threading.Event(), threading.Event()
+
+    def move(session: Session) -> None:
+        session.scalars(select(JobRecord).with_for_update()).one().message = "another node"
+        session.flush()
+        is_moved.set()
+        assert is_asked.wait(WAIT_SECONDS)
+
+    def cancel(session: Session) -> None:
+        event.listen(session.connection(), "before_cursor_execute", _telling(is_asked))
+        cancel_run(session, run_id, now=world.clock.now(), actor="ann")
+
+    moving = asyncio.ensure_future(database.write(move))
+    assert await asyncio.to_thread(is_moved.wait, WAIT_SECONDS)
+    await database.write(cancel)
+    await moving
+
+    assert await database.read(lambda session: session.scalar(select(JobRecord.cancel_requested_by))) == "ann"
+
+
+def _telling(is_asked: threading.Event) -> Callable[..., None]:
+    def tell(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "FOR UPDATE" in statement and "FROM jobs" in statement:
+            is_asked.set()
+
+    return tell
+
+
+async def test_a_failed_branch_stops_the_others_if_it_shall(small: EngineWorld) -> None:
+    """A job is cancelled; a wait of a day ends, and so does the pause before a retry. The run tells what failed."""
+    world = small
+    world.held, world.fails = frozenset({"train"}), frozenset({"again", "broken"})
+    branches = ["train", "pause", "again", "broken"]
+    async with world.leading():
+        run_id = await world.begin(
+            step("fan", kind="parallel", config={"branches": branches, "fail_fast": True}),
+            step("train", kind="job"),
+            step("pause", kind="wait", config={"duration": "1d"}),
+            step("again", kind="job", retry={"max_retries": 1, "delay": "1h"}),
+            step("first", kind="wait", config={"duration": "1s"}),
+            step("broken", "first", kind="job"),
+        )
+        _, message = await world.until_ended(run_id)
+
+    assert message.startswith("step fan failed: branch broken: job nightly-broken-")
+    errors = {one.key: one.error for one in await world.database.read(lambda session: steps_of(session, run_id))}
+    assert {errors[name] for name in branches[:3]} == {"stopped: another step failed"}
+    states = await world.database.read(lambda session: session.scalars(select(JobRecord.state)).all())
+    assert sorted(states) == ["cancelled", "failed", "failed"]
+
+
+async def test_a_step_waits_for_a_service_to_run_and_for_no_job_if_told_so(small: EngineWorld) -> None:
+    """A service that fails before it runs fails its step."""
+    world = small
+    world.held, world.fails = frozenset({"later"}), frozenset({"broken"})
+    async with world.leading():
+        run_id = await world.begin(
+            step("serve", kind="job", config=SERVE),
+            step("later", kind="job", config=JOB | {"wait_for_ready": False}),
+            step("broken", kind="job", config=SERVE),
+        )
+        _, message = await world.until_ended(run_id)
+
+    assert message.startswith("step broken failed: job nightly-broken-")
+    outputs = {one.key: one.output for one in await world.database.read(lambda session: steps_of(session, run_id))}
+    assert [outputs[key].get("status") for key in ("serve", "later", "broken")] == ["running", "pending", None]
 
 
 async def test_a_job_that_runs_too_long_is_cancelled(small: EngineWorld) -> None:

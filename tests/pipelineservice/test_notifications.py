@@ -3,25 +3,37 @@
 import socket
 import ssl
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+import yaml
+from sqlalchemy.orm import Session
 
+from atoll.jobs.states import JobStep
 from atoll.service.clock import SystemClock
 from jobs.database import Database, opened
 from jobs.settings import JobServiceSettings
+from jobs.store import create_job, take_step
 from pipelines.api import PIPELINES, add_pipelines
+from pipelines.firing import TriggerKeeper
 from pipelines.mail import Mail, Mailer
 from pipelines.outgoing import CallFailed, CallRefused
 from pipelines.records import migrate_pipelines
 from pipelines.serving import registered_functions
+from pipelines.trigger_api import add_triggers
+from tests.docs_blocks import REPOSITORY, blocks
+from tests.fakes.clock import until
+from tests.jobservice.made import new_job
 from tests.jobservice.service import JobService
 from tests.pipelines.made import RUNNERS, parsed, step
 from tests.pipelineservice.mail_server import MailServer
 from tests.pipelineservice.world import EngineWorld
 from tests.service.certificates import Authority
 
+PAGE = REPOSITORY / "docs" / "pipelines.md"
 BASE = {"access": "/nowhere", "mail_host": "127.0.0.1", "mail_from": "atoll@mail.test", "mail_domains": ["example.com"]}
 TO_ANN = Mail("ann@example.com", "done", "all good\n", "key", SystemClock().now())
 
@@ -164,3 +176,66 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], told: st
     """Before anything is sent."""
     with pytest.raises(ValueError, match=told):
         JobServiceSettings.model_validate(BASE | changes)
+
+
+LAST = {
+    "job_id": "0b7c3f7e-0000-4000-8000-000000000000",
+    "epoch": 3,
+    "step": 30,
+    "loss": 0.5,
+    "metrics": {},
+    "storage_key": "s3://bucket/runs/tune/step-30/",
+    "created_at": "2026-01-31T12:00:00Z",
+}
+
+
+async def test_a_training_whose_time_is_over_is_told_by_mail(database: Database, tmp_path: Path) -> None:
+    """EDGE-6, by the pipeline and the trigger of the page: job_name, reason, checkpoint_available and resume_info, once
+    for each training that its time ended, and for no other failure."""
+    found = [block.text for block in blocks(PAGE) if block.kind == "yaml"]
+    document, trigger = found[found.index(next(one for one in found if "name: training-timeout" in one)) :][:2]
+    async with MailServer().serving() as server:
+        world = EngineWorld(database, f"sqlite:///{tmp_path}/jobs.db", settings=settings(server))
+        keeper = TriggerKeeper(database, world.clock)
+        async with JobService.of(database) as service:
+            add_pipelines(service.app, registered_functions(), RUNNERS)
+            add_triggers(service.app)
+            made = (await service.call("POST", PIPELINES, json=yaml.safe_load(document))).json()
+            path = f"{PIPELINES}/{made['id']}/triggers"
+            answer = await service.call("POST", path, json=yaml.safe_load(trigger))
+            assert answer.status_code == 201, answer.text
+        now = world.clock.now() + timedelta(seconds=1)
+
+        def end(session: Session) -> None:
+            ends = {
+                "saved": ("training", JobStep.EXPIRE, LAST),
+                "unsaved": ("training", JobStep.EXPIRE, None),
+                "broken": ("training", JobStep.FAIL, LAST),
+                "other": ("batch", JobStep.EXPIRE, None),
+            }
+            for name, (job_type, step_, last) in ends.items():
+                job_id = str(uuid4())
+                create_job(session, new_job(name, job_type=job_type), now, job_id=job_id)
+                for one in (JobStep.SUBMIT, JobStep.ADMIT, JobStep.RUN):
+                    take_step(session, job_id, one, now=now)
+                take_step(session, job_id, step_, now=now, message="was too long", changes={"last_checkpoint": last})
+
+        await database.write(end)
+        await keeper.look()
+        await keeper.look()
+        async with world.leading():
+            await until(lambda: len(server.mails) == 2, timeout_seconds=60)
+
+    told = {mail["Subject"]: mail.get_content().splitlines()[1:] for mail in server.mails}
+    assert told == {
+        f"training_timeout {name}": [
+            f"job_name: {name}",
+            "reason: was too long",
+            f"checkpoint_available: {available}",
+            f"resume_info: {info}",
+        ]
+        for name, available, info in (
+            ("saved", True, LAST["storage_key"]),
+            ("unsaved", False, "no checkpoint"),
+        )
+    }

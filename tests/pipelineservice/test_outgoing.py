@@ -5,12 +5,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.resolver import ThreadedResolver
 
 from atoll.ml.uris import is_public
-from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
+from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient, without
 
 SECRET = "Bearer sesame-9f86d081"
 
@@ -54,11 +56,13 @@ def test_public_addresses(address: str, wanted: bool) -> None:
 
 @asynccontextmanager
 async def served() -> AsyncIterator[int]:
-    """A service that sends back what it was asked, redirects /away, and sends too much from /much."""
+    """A service that sends back what it was asked, redirects /away, has no /gone, and sends too much from /much."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/away":
             return web.Response(status=302, headers={"Location": "/seen"})
+        if request.path == "/gone":
+            return web.Response(status=410)
         if request.path == "/much":
             return web.Response(body=b"x" * 100_000)
         return web.json_response({"headers": dict(request.headers), "said": (await request.text())})
@@ -121,6 +125,34 @@ async def test_a_secret_is_sent_and_does_not_come_back(tmp_path: Path) -> None:
 
     assert found["body"]["headers"]["Authorization"] == "***"
     assert SECRET not in json.dumps(found)
+
+
+def test_a_secret_that_begins_another_leaves_nothing_of_it() -> None:
+    """The longest goes first, in keys too, whatever the order in which headers name them."""
+    for secrets in (("sesame-1", "sesame-1-more"), ("sesame-1-more", "sesame-1")):
+        assert without({"sesame-1-more": ["a sesame-1-more b sesame-1"]}, secrets) == {"***": ["a *** b ***"]}
+
+
+@pytest.mark.parametrize(
+    "addresses", [["8.8.8.8", "10.0.0.1"], ["2606:4700::1111", "::1"]], ids=["private", "loopback"]
+)
+async def test_a_name_with_one_private_address_is_not_reached(
+    addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All addresses that one answer holds are judged, and the name is asked once: there is no second answer."""
+    asked: list[str] = []
+
+    async def resolve(_self: object, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        asked.append(host)
+        return [
+            {"hostname": host, "host": one, "port": port, "family": family, "proto": 0, "flags": 0} for one in addresses
+        ]
+
+    monkeypatch.setattr(ThreadedResolver, "resolve", resolve)
+
+    with pytest.raises(CallFailed, match=r"rebound\.example is not a public host"):
+        await OutgoingClient().call(call("https://rebound.example/"))
+    assert asked == ["rebound.example"]
 
 
 async def test_no_error_shows_the_query_of_a_url() -> None:

@@ -44,6 +44,21 @@ async def test_a_pipeline_is_applied_changed_and_listed(service: JobService) -> 
     assert (found["total"], found["items"][0]["pipeline"]["description"]) == (1, "changed")
 
 
+@pytest.mark.parametrize(
+    ("by", "total", "names"), [("ann", 3, ["mine-2"]), ("bob", 2, ["mine-3"]), ("eve/others", 1, [])]
+)
+async def test_a_list_has_what_the_caller_may_see_page_by_page(
+    service: JobService, by: str, total: int, names: list[str]
+) -> None:
+    """The total is of all pages; who has one project sees its pipelines without naming it."""
+    for number, project in enumerate((None, "vision", "vision"), 1):
+        await applied(service, name=f"mine-{number}", **({"project_id": project} if project else {}))
+    await applied(service, "eve/others", name="mine-1")
+
+    found = (await service.call("GET", f"{PIPELINES}?page=2&page_size=1", by=by)).json()
+    assert (found["total"], [one["pipeline"]["name"] for one in found["items"]]) == (total, names)
+
+
 async def test_mistakes_are_problems_with_the_name_of_the_step(service: JobService) -> None:
     """One entry for each; bytes that cannot be read are status 400."""
     steps = [step("a", "zz"), step("b", config={"function_name": "rm", "extra": 1})]

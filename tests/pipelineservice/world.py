@@ -35,7 +35,8 @@ WAIT_SECONDS = 100.0
 
 
 def play_jobs(session: Session, held: frozenset[str] = frozenset(), fails: frozenset[str] = frozenset()) -> None:
-    """Move each job on by one step. held: names of steps whose jobs stay running; fails: those whose jobs fail."""
+    """Move each job on by one step. held: names of steps whose jobs stay running; fails: those whose jobs fail, if they
+    are services before they run."""
     now = SystemClock().now()
     active = select(JobRecord).where(JobRecord.state.not_in([state.value for state in ENDED]))
     for job in session.scalars(active).all():
@@ -44,7 +45,7 @@ def play_jobs(session: Session, held: frozenset[str] = frozenset(), fails: froze
             take_step(session, job.id, JobStep.CANCEL, now=now)
         elif state is JobState.RUNNING and (step in held or job.job_type == "service"):
             continue
-        elif state is JobState.RUNNING and step in fails:
+        elif step in fails and state is (JobState.ADMITTED if job.job_type == "service" else JobState.RUNNING):
             take_step(session, job.id, JobStep.FAIL, now=now, message="Error (exit code 1)")
         elif state in NEXT:
             take_step(session, job.id, NEXT[state], now=now)

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from atoll.service.connections import Admission, Connection
 
 
@@ -11,6 +13,10 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.aborted = asyncio.Event()
+        self.unread = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def abort(self) -> None:
         self.aborted.set()
@@ -101,3 +107,40 @@ async def test_what_is_worked_on_is_not_cut_for_bytes() -> None:
     _, second = connect(admission, b"x" * 20)
 
     assert cut(first, second) == [False, True]
+
+
+def answer(connection: Connection, wire: Wire, size: int, *, is_written_first: bool) -> None:
+    """Answer a request with so many bytes, which the application writes before or after it is done."""
+    connection.head_is_here()
+    connection.work()
+    wire.unread = size
+    if is_written_first:
+        connection.pause_writing()
+        connection.done()
+    else:
+        connection.done()
+        connection.pause_writing()
+
+
+@pytest.mark.parametrize("is_written_first", [True, False])
+async def test_an_answer_that_nobody_reads_is_not_kept(is_written_first: bool) -> None:
+    """Its client is cut off after a while, or at once where such answers take too many bytes; who reads, and slowly, is
+    not."""
+    admission = Admission(bytes_max=100, unread_seconds=0.01)
+    clients = [connect(admission, b"GET /") for _ in range(3)]
+    (slow, reading), (deaf, unread), (fast, read) = clients
+    for connection, wire in clients:
+        answer(connection, wire, 40 if connection is deaf else 20, is_written_first=is_written_first)
+    assert admission.bytes_held == 80
+    fast.resume_writing()
+    assert admission.bytes_held == 60
+
+    reading.unread = 10
+    async with asyncio.timeout(20):
+        await unread.aborted.wait()
+    assert cut(reading, read) == [False, False]
+    assert admission.bytes_held == slow.bytes_held == 10
+
+    _, greedy = clients[2]
+    answer(fast, greedy, 95, is_written_first=is_written_first)
+    assert greedy.aborted.is_set()

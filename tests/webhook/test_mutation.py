@@ -101,7 +101,12 @@ def own_variables(name: str) -> list[dict[str, Any]]:
     return [
         reference("NVIDIA_VISIBLE_DEVICES", f"uuids.gpu.scheduling/{name}"),
         reference("CUDA_VISIBLE_DEVICES", f"devices.gpu.scheduling/{name}"),
+        *turned_off(*names.DRIVER_DEVICE_VARIABLES),
     ]
+
+
+def turned_off(*variables: str) -> list[dict[str, Any]]:
+    return [{"name": name, "value": ""} for name in variables]
 
 
 def counts(pod: dict[str, Any], resource: str = GPU) -> dict[str, Any]:
@@ -242,7 +247,18 @@ def test_index_mode_fixes_the_order(claim: GpuClaim, defaults: Defaults, want: b
     env = admit(make_pod(), claim=claim, defaults=defaults)["spec"]["containers"][0]["env"]
 
     assert ({"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"} in env) is want
-    assert env[:2] == own_variables("main")
+    assert [one for one in env if one["name"] != "CUDA_DEVICE_ORDER"] == own_variables("main")
+
+
+@pytest.mark.parametrize("value", ["", "void", "none", "disabled"])
+def test_what_gives_devices_of_the_machine_is_turned_off_past_any_source(value: str) -> None:
+    """A source of envFrom and the image lose to env; what the user turned off himself stays as it is."""
+    own = [{"name": "NVIDIA_GDRCOPY", "value": value}]
+    pod = make_pod({**container(env=own), "envFrom": [{"configMapRef": {"name": "settings"}}]})
+
+    (main,) = admit(pod)["spec"]["containers"]
+
+    assert main["env"] == [one for one in own_variables("main") if one["name"] != "NVIDIA_GDRCOPY"] + own
 
 
 def test_amd_gets_exactly_one_selector() -> None:

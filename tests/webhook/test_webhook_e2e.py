@@ -175,11 +175,14 @@ def test_a_claimed_pod_is_shaped(site: Site) -> None:
     assert stored["spec"]["schedulerName"] == names.SCHEDULER_NAME
     (main,) = stored["spec"]["containers"]
     assert main["resources"] == {"limits": {GPU: "2"}, "requests": {GPU: "2"}}
-    paths = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in main["env"]}
+    paths = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in main["env"] if "valueFrom" in one}
     assert paths == {
         "NVIDIA_VISIBLE_DEVICES": "metadata.annotations['uuids.gpu.scheduling/main']",
         "CUDA_VISIBLE_DEVICES": "metadata.annotations['devices.gpu.scheduling/main']",
     }
+    assert [one for one in main["env"] if "valueFrom" not in one] == [
+        {"name": name} for name in names.DRIVER_DEVICE_VARIABLES
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ is ungated where the gang is admitted, and gives them back where it is not: ther
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.api import names
@@ -39,6 +39,7 @@ from atoll.cluster.gangs.membership import (
     of_admission,
     owner_uid,
 )
+from atoll.cluster.gangs.pod_groups import strangers
 from atoll.cluster.gangs.readiness import QuorumCount, have_all_succeeded, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
@@ -68,17 +69,20 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class GangView:
-    """Input of a decision. `members`: without those that ended in an earlier admission; `obstacle`: the problem with
-    the gang or its topology."""
+    """Input of a decision. `members`: without those that ended in an earlier admission, and without `strangers` to the
+    PodGroup of a running gang; `obstacle`: the problem with the gang or its topology."""
 
     gang: GpuGang
     members: tuple[GangMember, ...]
     policy: ReadinessPolicy
     obstacle: Obstacle | None = None
+    strangers: tuple[GangMember, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         if self.is_admitted:
-            object.__setattr__(self, "members", self.of_last_admission)
+            found = strangers(self.gang, self.members)
+            object.__setattr__(self, "strangers", found)
+            object.__setattr__(self, "members", tuple(one for one in self.of_last_admission if one not in found))
 
     @property
     def status(self) -> GpuGangStatus:

@@ -6,12 +6,17 @@ them go with their GPUs. What a GpuGang cannot keep is refused in words.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from atoll.api import names
 from atoll.api.gangs import MEMBERS_MAX, GpuGang
+from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.objects import Metadata, Pod
+
+POD_GROUP: Final = "PodGroup/"
+"""What the mark on a gang begins with that was made for a PodGroup; its uid follows."""
 
 
 class GangPolicy(msgspec.Struct, frozen=True, rename="camel"):
@@ -103,6 +108,17 @@ def outsider(members: Iterable[Pod], group: str) -> str:
         f"pod {pod.metadata.name} names the gang, and is not of PodGroup {group!r}; set spec.schedulingGroup on it, or "
         "remove the annotation"
     )
+
+
+def strangers(gang: GpuGang, members: Iterable[GangMember]) -> tuple[GangMember, ...]:
+    """Return the members that wait, hold nothing, and are not of the gang's PodGroup; none if it has no PodGroup. They
+    count for nothing in a gang that runs."""
+    found, group = tuple(members), gang.metadata.name
+    is_of_group = gang.metadata.annotations.get(names.GANG_MADE_FOR, "").startswith(POD_GROUP) or any(
+        group_of(member.pod) == group for member in found
+    )
+    waiting = (member for member in found if member.is_gated and not member.holds)
+    return tuple(member for member in waiting if group_of(member.pod) != group) if is_of_group else ()
 
 
 def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ package tools
 
 import (
 	_ "github.com/kubeflow/mpi-operator/cmd/mpi-operator"
+	_ "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"
 	_ "sigs.k8s.io/jobset"
 	_ "sigs.k8s.io/lws/cmd"
 )
