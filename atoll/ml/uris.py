@@ -41,6 +41,10 @@ _FORMS: Final = {
     "az": (r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9](@[a-z0-9.-]{3,253})?/.*", "az://container/path/"),
     "file": (r"/.*", "file:///path/"),
 }
+BUCKET_NAMES: Final = {
+    "s3": "lower-case letters, digits, dots and hyphens",
+    "gs": "lower-case letters, digits, dots, hyphens and underscores",
+}
 _URI: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,31})://(?P<rest>.+)")
 _HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+)(:(?P<port>[0-9]{1,5}))?")
 _HOST_NAME: Final = re.compile(
@@ -199,6 +203,10 @@ def _form_problem(scheme: str, rest: str) -> UriProblem | None:
     form = _FORMS.get(scheme)
     if form is None or re.fullmatch(form[0], rest):
         return None
+    bucket = rest.partition("/")[0]
+    if scheme in BUCKET_NAMES and "/" in rest and not re.fullmatch(form[0].removesuffix("/.*"), bucket):
+        limit = f"must name a bucket of 3 to 63 {BUCKET_NAMES[scheme]}, with a letter or digit at both ends"
+        return UriProblem(limit, f"correct {bucket!r}")
     return UriProblem(f"must look like {form[1]}", "compare the parts")
 
 

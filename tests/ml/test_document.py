@@ -51,6 +51,8 @@ REFUSED: dict[str, tuple[bytes, str, int | None]] = {
     "deep YAML": (b"a:\n" + b"- " * 1000, f"may be nested at most {DEPTH_MAX} deep", 2),
     "many values": (b"[" + b"1," * VALUES_MAX + b"1]", f"may hold at most {VALUES_MAX} values", 1),
     "half a character": (b'{"a": "\\ud83d"}', "must hold whole characters", None),
+    "a NUL in YAML": (b"a: 1\nb: \0", "must be JSON or YAML", 2),
+    "a bell in YAML": (b"a: \xc3\xa9\nb: \a", "must be JSON or YAML", 2),
     "a NUL": (b'{"a": "\\u0000"}', "must hold whole characters", 1),
 }  # fmt: skip
 

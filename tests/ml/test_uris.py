@@ -254,3 +254,20 @@ def test_no_text_raises_and_none_that_climbs_is_taken(text: str) -> None:
     taken = refuse_model_uri(text, None, OPEN) is None or refuse_checkpoint_uri(text, OPEN) is None
 
     assert not taken or ".." not in text.replace("%2e", ".").replace("%2E", ".").split("/")
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("s3://b/x/", "lower-case letters, digits, dots and hyphens"),
+        ("s3://my_bucket/run/", "lower-case letters, digits, dots and hyphens"),
+        ("gs://B/x/", "hyphens and underscores"),
+        ("s3:///x/", "3 to 63"),
+    ],
+)
+def test_a_bucket_that_cannot_be_is_told_with_what_its_name_may_be(uri: str, told: str) -> None:
+    """The form of the URI is right, so a message about the form would not help."""
+    problem = refuse_checkpoint_uri(uri, MlPolicy())
+
+    assert problem is not None
+    assert told in problem.limit
