@@ -173,9 +173,9 @@ class _YamlReader:
             for event in yaml.parse(text, Loader=_LOADER):
                 self._take(event, event.start_mark.line + 1 if event.start_mark is not None else 0)
         except yaml.reader.ReaderError as error:
-            line = text.encode()[: error.position].count(b"\n") + 1
+            above = text.encode()[: error.position].count(b"\n")
             hint = f"remove the character U+{error.character:04X}, which YAML does not allow"
-            raise _Refusal("must be JSON or YAML", hint, line=line) from error
+            raise _Refusal("must be JSON or YAML", hint, line=above + 1) from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             problem = str(getattr(error, "problem", None) or "it cannot be read")
