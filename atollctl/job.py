@@ -4,9 +4,10 @@ In: files with one job each. Out: problems with their lines, manifests for kubec
 saved snapshot. It needs no service and writes nothing. Status 1: a job is refused or waits; 2: no answer.
 """
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from atoll.jobs.settings import RenderSettings
 
 app = typer.Typer(no_args_is_help=True)
+NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Files = Annotated[list[Path], typer.Option("-f", "--filename", help="A job, as YAML or JSON; may be repeated.")]
 SettingsFile = Annotated[
@@ -161,6 +163,10 @@ def _rendered(
     if parsed.job is None:
         raise typer.Exit(STATUS_WAITS)
     job = parsed.job
+    if namespace and not NAMESPACE.fullmatch(namespace):
+        told = "no name of a namespace: lower-case letters, digits and hyphens, at most 63, no hyphen at an end"
+        typer.echo(plain(f"--namespace {namespace[:64]!r} is {told}"), err=True)
+        raise typer.Exit(STATUS_WAITS)
     if job.namespace is None and namespace:
         job = job.model_copy(update={"namespace": namespace})
     try:

@@ -4,7 +4,7 @@ The template includes the GPUs, the scheduler and a gang's gate: quotas count th
 pods come too late for them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.labels import POD_SET, labels_of, pod_annotations, tell_pods, workload
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
-from atoll.jobs.notes import NO_EFFECT, NoteBook
+from atoll.jobs.notes import HINT, NO_EFFECT, NoteBook
 from atoll.jobs.policy import JobToleration
 from atoll.jobs.selection import KnownNode, affinity_of
 from atoll.jobs.servers import server_of
@@ -60,12 +60,24 @@ def served(of: Rendering) -> JobContainer:
     server = server_of(needs.attributes, gpus, container.image, of.settings)
     of.book.tell(f"{PREFIX}runtime", needs.attributes.runtime, f"image {server.image}", workload(job))
     changes: dict[str, Any] = {"image": server.image}
-    if not container.command and not container.args:
-        changes["args"] = server.args
+    if container.command:
+        of.book.tell("container.command", container.command[0], f"{HINT}it gets none of the server's arguments")
+    else:
+        changes["args"] = (*_not_given(server.args, container.args), *container.args)
+        own_port = next((arg for arg in container.args if arg.partition("=")[0] == "--port"), None)
+        if own_port is not None and not container.ports:
+            limit = f"the Service leads to port {server.port}"
+            raise JobMistake("container.args", own_port, limit, "name the port in container.ports too")
         if not container.ports:
             changes["ports"] = JobContainer.model_validate({"ports": [{"port": server.port, "name": "http"}]}).ports
             changes["readiness"] = container.readiness or JobProbe(port=server.port, path=server.health)
     return container.model_copy(update=changes)
+
+
+def _not_given(args: Sequence[str], given: Sequence[str]) -> Iterator[str]:
+    """Yield the server's arguments without the options that the user gives."""
+    options = {arg.partition("=")[0] for arg in given}
+    return (arg for arg in args if arg.partition("=")[0] not in options)
 
 
 def template_of(of: Rendering) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def _container(of: Rendering, container: JobContainer, amounts: Amounts) -> dict
     ):
         if probe is not None:
             told[name] = probe.manifest()
-    if job.job_type is JobType.SERVICE and container.ports:
+    if job.job_type is JobType.SERVICE and container.ports and needs.grace_seconds:
         told["lifecycle"] = {"preStop": {"sleep": {"seconds": min(DRAIN_SECONDS, max(1, needs.grace_seconds // 2))}}}
     mounts = _mounts(needs.checkpoint, container, amounts)
     if mounts:

@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.settings import RenderSettings
-from atoll.ml.attributes import PREFIX, MlAttributes, Precision, Runtime
+from atoll.ml.attributes import PREFIX, DistributedStrategy, MlAttributes, Precision, Runtime
 
 PORT: Final = 8000
 
@@ -33,30 +33,46 @@ def server_of(attributes: MlAttributes, gpus: int, image: str | None, settings: 
         known = " and ".join(sorted(one for one in SERVERS if one in settings.runtime_images))
         limit = f"deployment_type model is served by {known}"
         raise JobMistake(
-            f"{PREFIX}runtime", runtime, limit, "choose one, or deployment_type docker with container.image"
+            f"{PREFIX}runtime",
+            runtime or "nothing",
+            limit,
+            "choose one, or deployment_type docker with container.image",
         )
     arguments, health = row
     return Server(chosen, (*arguments(attributes, gpus), f"--port={PORT}"), health)
 
 
+def _model_of(attributes: MlAttributes) -> tuple[str | None, str | None]:
+    """Return the model and its revision, as Hugging Face names them if the job says where it is there."""
+    scheme, _, rest = (attributes.model_registry_uri or "").partition("://")
+    if scheme != "hf":
+        return attributes.model_id, attributes.model_version
+    model, _, revision = rest.partition("@")
+    return model, revision or attributes.model_version
+
+
 def _vllm(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
     types = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    model, revision = _model_of(attributes)
+    is_pipeline = attributes.distributed_strategy is DistributedStrategy.PIPELINE_PARALLEL
     rows = (
-        ("--model", attributes.model_id),
-        ("--revision", attributes.model_version),
-        ("--tensor-parallel-size", gpus if gpus > 1 else None),
+        ("--model", model),
+        ("--revision", revision),
+        ("--pipeline-parallel-size" if is_pipeline else "--tensor-parallel-size", gpus if gpus > 1 else None),
         ("--dtype", types.get(attributes.precision) if attributes.precision is not None else None),
         ("--quantization", "fp8" if attributes.precision is Precision.FP8 else None),
         ("--max-num-seqs", attributes.max_batch_size),
+        ("--max-model-len", attributes.max_tokens),
     )
     return tuple(f"{option}={value}" for option, value in rows if value is not None)
 
 
 def _tgi(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
     types = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    model, revision = _model_of(attributes)
     rows = (
-        ("--model-id", attributes.model_id),
-        ("--revision", attributes.model_version),
+        ("--model-id", model),
+        ("--revision", revision),
         ("--num-shard", gpus if gpus > 1 else None),
         ("--dtype", types.get(attributes.precision) if attributes.precision is not None else None),
         ("--quantize", "fp8" if attributes.precision is Precision.FP8 else None),

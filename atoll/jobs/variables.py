@@ -10,8 +10,9 @@ from atoll.api import job_names
 from atoll.jobs.labels import NOT_FOR_CONTAINERS, ON_PODS, plain, workload
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import HINT, NoteBook
 from atoll.jobs.settings import RenderSettings
+from atoll.jobs.words import JobType
 from atoll.ml.attributes import PREFIX, Runtime
 
 RANK_ANNOTATION: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -22,7 +23,8 @@ def variables_of(job: Job, needs: Needs, settings: RenderSettings, book: NoteBoo
     own = dict(_own(job, needs, settings, book))
     given = job.container.env if job.container is not None else ()
     for variable in given:
-        own.pop(variable.name, None)
+        if own.pop(variable.name, None) is not None:
+            book.tell(f"container.env.{variable.name}", "given", f"{HINT}it replaces the value that Atoll would set")
     entries = [{"name": name, **value} for name, value in own.items()]
     return entries + [variable.manifest() for variable in given]
 
@@ -40,6 +42,9 @@ def _own(job: Job, needs: Needs, settings: RenderSettings, book: NoteBook) -> It
     yield from _checkpoints(job, needs, settings, book)
     if needs.workers > 1:
         yield from _meeting(job, needs)
+    elif job.job_type is JobType.TRAINING and needs.attributes.runtime is Runtime.PYTORCH and needs.gpus is not None:
+        sizes = literal("1"), literal(str(needs.gpus.claim.count))
+        yield from zip(job_names.TORCHRUN_VARIABLES, sizes, strict=False)
 
 
 def _checkpoints(

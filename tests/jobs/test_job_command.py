@@ -335,3 +335,23 @@ def test_explain_says_why_no_node_serves_a_job_without_gpus(file: Path, tpu_host
     file.write_text(JOB + "ext_ml_accelerator: cpu\next_ml_cpu_cores: 64\next_ml_memory_gb: 8\n")
     _, told, _ = run("explain", "-f", file, "--snapshot", tpu_hosts)
     assert "no node serves it: has 32 cores, not 64 (4 nodes)" in told
+
+
+def test_a_namespace_that_cannot_be_is_refused(file: Path) -> None:
+    """As the same value in the document is."""
+    file.write_text(JOB)
+
+    status, told, complaint = run("render", "-f", file, "-n", "A b")
+
+    assert (status, told) == (1, "")
+    assert complaint.startswith("--namespace 'A b' is no name of a namespace: ")
+
+
+def test_what_replaces_a_part_of_atoll_is_noted(file: Path) -> None:
+    """A variable of Atoll's, and the command of a model's server."""
+    file.write_text("name: work\njob_type: batch\ncontainer: {image: a:1, env: [{name: ATOLL_JOB_ID, value: other}]}\n")
+    assert "note that it replaces the value that Atoll would set" in run("render", "-f", file)[1]
+
+    model = "name: work\njob_type: service\ndeployment_type: model\nmodel_id: a/b\next_ml_runtime: vllm\n"
+    file.write_text(model + "container: {command: [serve]}\n")
+    assert "note that it gets none of the server's arguments" in run("render", "-f", file)[1]

@@ -301,6 +301,41 @@ TYPES = {
         },
         {"ML_MODEL_ID": "org/model"},
     ),
+    "a-model-keeps-its-server-beside-options-of-the-user": RenderCase(
+        {
+            "job_type": "service",
+            "deployment_type": "model",
+            "ext_ml_model_id": "llama",
+            "ext_ml_model_registry_uri": "hf://org/llama@v2",
+            "ext_ml_runtime": "vllm",
+            "ext_ml_gpu_count": 4,
+            "ext_ml_distributed_strategy": "pipeline_parallel",
+            "container": {
+                "args": ["--enable-lora", "--dtype=half", "--port=9000"],
+                "ports": [{"port": 9000, "name": "http"}],
+            },
+            "ext_ml_precision": "bf16",
+        },
+        {
+            "POD.spec.containers[0].args": [
+                "--model=org/llama",
+                "--revision=v2",
+                "--pipeline-parallel-size=4",
+                "--enable-lora",
+                "--dtype=half",
+                "--port=9000",
+            ],
+        },
+    ),
+    "one-machine-has-a-process-of-torchrun-per-gpu": RenderCase(
+        {"job_type": "training", "ext_ml_gpu_count": 8, "ext_ml_runtime": "pytorch"},
+        {},
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "8"},
+    ),
+    "a-service-that-is-given-no-time-does-not-drain": RenderCase(
+        SERVICE | {"ext_ml_preemption_grace_period_s": 0},
+        {"POD.spec.terminationGracePeriodSeconds": 0, "POD.spec.containers[0].lifecycle": None},
+    ),
 }
 GANGS = {
     "more-gpus-than-a-machine-has-are-pods-that-work-as-one": RenderCase(
@@ -658,6 +693,15 @@ REFUSED = {
     "one-node-for-a-slice-of-several": (
         {"job_type": "training", "ext_ml_tpu_topology": "4x4", "policy": {"topology": "same_node"}},
         "policy.topology",
+    ),
+    "a-server-on-a-port-that-nobody-finds": (
+        {
+            "deployment_type": "model",
+            "model_id": "a",
+            "ext_ml_runtime": "vllm",
+            "container": {"args": ["--port=9000"]},
+        },
+        "container.args",
     ),
     "a-server-that-nobody-knows": (
         {"deployment_type": "model", "model_id": "a", "ext_ml_runtime": "triton"},
