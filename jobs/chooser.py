@@ -32,7 +32,7 @@ from jobs.errors import RecordUnreadable
 from jobs.links import ClusterLinks, told
 from jobs.queue_store import queue_file_of, queues_in
 from jobs.records import JobRecord, RegisteredCluster
-from jobs.searching import Search, SearchThread
+from jobs.searching import SearchThread
 
 ANSWER_SECONDS: Final = 10.0
 """How long a cluster may take to answer before it is no candidate."""
@@ -107,7 +107,7 @@ class ClusterChooser:
         return impossible_tpu(attributes, workers_of(found)) if found is not None else ""
 
     async def _offer(
-        self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str, search: Search
+        self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str, search: SearchThread
     ) -> ClusterOffer:
         base = ClusterOffer(
             name=cluster.id,
@@ -131,9 +131,9 @@ class ClusterChooser:
         ends = expected_ends(found, running, self._now())
         return replace(
             base,
-            capacity=await search(partial(capacity_of, found)),
+            capacity=await search.run(partial(capacity_of, found)),
             quota=quota,
-            fit=await search(partial(fit_of, found, rendered, namespace=namespace, ends=ends)),
+            fit=await search.run(partial(fit_of, found, rendered, namespace=namespace, ends=ends)),
         )
 
 

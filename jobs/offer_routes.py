@@ -63,7 +63,7 @@ async def show_offer(asked: OneJob, request: Request) -> TopologyOfferView:
         now_seconds=now.timestamp(),
     )
     async with offers.turn() as search:
-        return _view(await search(compute))
+        return _view(await search.run(compute))
 
 
 def _view(offer: TopologyOffer) -> TopologyOfferView:

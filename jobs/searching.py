@@ -4,22 +4,14 @@ A search cannot be interrupted, so its caller keeps the turn until it has ended,
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Self, TypeVar
 
 from jobs.errors import SearchesBusy, SearchTooLong
 
 T = TypeVar("T")
-
-
-class Search(Protocol):
-    """Runs one search after another, within a turn."""
-
-    def __call__(self, compute: Callable[[], T], /) -> Awaitable[T]:
-        """Return what `compute` returns."""
-        ...
 
 
 class SearchThread:
@@ -36,8 +28,8 @@ class SearchThread:
         """Searches whose callers went away."""
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[Search]:
-        """Yield what runs searches. Raises SearchesBusy if too many callers have a turn, SearchTooLong after a time."""
+    async def turn(self) -> AsyncIterator[Self]:
+        """Have a turn, in which to `run` searches. Raises SearchesBusy if there is none, SearchTooLong after a time."""
         self._left = [one for one in self._left if not one.done()]
         if self._turns_count + len(self._left) >= self._turns_max:
             raise SearchesBusy(self._what)
@@ -45,7 +37,7 @@ class SearchThread:
         limit = asyncio.timeout(self._seconds_max)
         try:
             async with limit:
-                yield self._run
+                yield self
         except TimeoutError:
             if limit.expired():
                 raise SearchTooLong(self._what, self._seconds_max) from None
@@ -53,7 +45,8 @@ class SearchThread:
         finally:
             self._turns_count -= 1
 
-    async def _run(self, compute: Callable[[], T]) -> T:
+    async def run(self, compute: Callable[[], T]) -> T:
+        """Return what a search returns; for a caller who has a turn."""
         search = self._threads.submit(compute)
         try:
             return await asyncio.wrap_future(search)

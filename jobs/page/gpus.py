@@ -79,7 +79,7 @@ async def show_gpus(asked: OneJob, request: Request) -> JobGpusView:
         )
     lists: SearchThread = request.app.state.gpu_lists
     async with lists.turn() as search:
-        return await search(partial(gpus_of_job, found, record.id, record.namespace))
+        return await search.run(partial(gpus_of_job, found, record.id, record.namespace))
 
 
 def gpus_of_job(snapshot: ClusterSnapshot, job_id: str, namespace: str) -> JobGpusView:

@@ -30,7 +30,7 @@ from tests.jobservice.made import NOW, new_job
 from tests.jobservice.world import SERVICE_ID
 
 
-class FleetHarness:
+class StartedFleet:
     """A fleet over the API servers of its own cluster, local, and of east, whose kubeconfig is missing at first."""
 
     def __init__(self, home: ApiClient, east: FakeApiServer, database: Database, folder: Path) -> None:
@@ -98,14 +98,14 @@ async def home(tmp_path: Path) -> AsyncIterator[FakeApiServer]:
 
 
 @pytest.fixture
-async def made(home: FakeApiServer, tmp_path: Path) -> AsyncIterator[FleetHarness]:
+async def made(home: FakeApiServer, tmp_path: Path) -> AsyncIterator[StartedFleet]:
     """A fleet that does not work yet."""
     database = opened(f"sqlite:///{tmp_path}/jobs.db")
     async with (
         FakeApiServer().running() as east,
         await ApiClient.connect(kubeconfig(tmp_path, home.url), requests_per_second=1000, burst=1000) as client,
     ):
-        yield FleetHarness(client, east, database, tmp_path)
+        yield StartedFleet(client, east, database, tmp_path)
     database.close()
 
 
@@ -115,7 +115,7 @@ def jobs_of(server: FakeApiServer) -> list[str]:
 
 
 async def test_a_cluster_that_fails_stops_no_other_and_is_looked_at_again(
-    made: FleetHarness, home: FakeApiServer
+    made: StartedFleet, home: FakeApiServer
 ) -> None:
     """Jobs of the service's own cluster are created at the start; those of the other one as soon as it can be reached,
     and its health is told meanwhile."""
@@ -133,7 +133,7 @@ async def test_a_cluster_that_fails_stops_no_other_and_is_looked_at_again(
     assert len(jobs_of(home)) == len(jobs_of(made.east)) == 1
 
 
-async def test_clusters_come_and_go_while_the_fleet_works(made: FleetHarness, home: FakeApiServer) -> None:
+async def test_clusters_come_and_go_while_the_fleet_works(made: StartedFleet, home: FakeApiServer) -> None:
     """One that is registered gets its work within seconds; the work in one that is removed ends."""
     made.connect_east()
     await made.register("local")

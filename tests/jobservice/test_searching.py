@@ -51,14 +51,14 @@ async def test_a_turn_that_takes_too_long_ends_and_counts_until_its_search_has_e
     thread, slow = SearchThread("sums", turns_max=1, seconds_max=0.01), SlowSearch()
     with pytest.raises(SearchTooLong, match=r"could not compute the sums within 0\.01 s"):
         async with thread.turn() as search:
-            await search(slow)
+            await search.run(slow)
     with pytest.raises(SearchesBusy, match="computes other sums"):
         async with thread.turn():
             raise AssertionError("has a turn")
     slow.may_end.set()
     await until(lambda: all(one.done() for one in thread._left))
     async with thread.turn() as search:
-        assert await search(lambda: 2) == 2
+        assert await search.run(lambda: 2) == 2
 
 
 async def test_a_timeout_within_a_turn_stays_what_it_is() -> None:
