@@ -194,3 +194,16 @@ def _found(kind: str, metadata: _Metadata) -> FoundObject:
 def workload_kind(record: JobRecord) -> str:
     """Return the kind of the object that runs the pods."""
     return "Deployment" if record.job_type == "service" else "Job"
+
+
+def by_job(found: Sequence[FoundObject]) -> dict[str, list[FoundObject]]:
+    """Return the objects of each job, by its id."""
+    groups: dict[str, list[FoundObject]] = {}
+    for one in found:
+        groups.setdefault(one.job_id, []).append(one)
+    return groups
+
+
+def uids_of(found: Sequence[FoundObject]) -> frozenset[str]:
+    """Return the uids of objects."""
+    return frozenset(one.uid for one in found)

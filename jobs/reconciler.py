@@ -34,7 +34,7 @@ from atoll.kube.clock import Clock
 from atoll.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from atoll.ml.escalation import Escalation, escalation_of
 from atoll.ml.queue_rules import QueueRules, waits_for
-from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
+from jobs.cluster import KEPT, FoundObject, JobCluster, by_job, uids_of, workload_kind
 from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged, RecordUnreadable
@@ -123,8 +123,8 @@ class JobReconciler:
 
     async def sweep(self) -> tuple[str, ...]:
         """Remove objects without a record; return the jobs of the other objects, which may need cleaning up."""
-        found = _by_job(await self._cluster.find())
-        new = {job_id: mine for job_id, mine in found.items() if self._kept.get(job_id) != _uids(mine)}
+        found = by_job(await self._cluster.find())
+        new = {job_id: mine for job_id, mine in found.items() if self._kept.get(job_id) != uids_of(mine)}
         known = await self._database.read(lambda session: recorded_ids(session, self._cluster.name, [*new]))
         for job_id, mine in new.items():
             if job_id not in known:
@@ -425,7 +425,7 @@ class JobReconciler:
         """After a job ended, remove running objects at once, and objects kept for inspection after a time."""
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
-        self._kept[record.id] = _uids(found)
+        self._kept[record.id] = uids_of(found)
         if not left:
             return None
         ended = record.ended_at or now
@@ -468,8 +468,7 @@ class JobReconciler:
         def work(session: Any) -> None:  # noqa: ANN401 - a session of the database
             version = record.version
             for one in planned:
-                changes: Mapping[str, Any] = one.changes
-                told = _told(record, one, now)
+                told, changes = _told(record, one, now), one.changes
                 taken = take_step(session, record.id, one.step, now=now, message=told, changes=changes, version=version)
                 version = taken.version
 
@@ -486,17 +485,6 @@ def _told(record: JobRecord, planned: PlannedStep, now: datetime) -> str:
     deadline = job_of(record).policy.deadline
     may_retry = deadline is None or now < deadline
     return told_at_end(planned.message, record.name, checkpoint, may_retry=may_retry)
-
-
-def _by_job(found: Sequence[FoundObject]) -> dict[str, list[FoundObject]]:
-    groups: dict[str, list[FoundObject]] = {}
-    for one in found:
-        groups.setdefault(one.job_id, []).append(one)
-    return groups
-
-
-def _uids(found: Sequence[FoundObject]) -> frozenset[str]:
-    return frozenset(one.uid for one in found)
 
 
 def _sooner(seconds: float | None, time: Due, now: datetime) -> float | None:

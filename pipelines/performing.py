@@ -21,8 +21,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.states import ENDED, JobState
 from atoll.jobs.words import JobType, SourceType
-from atoll.pipelines.deciding import RunSnapshot, TryOutcome, evaluated, resolved, step_of
+from atoll.pipelines.deciding import RunSnapshot, TryOutcome, evaluated, resolved
 from atoll.pipelines.expressions import NUL, ExpressionFailed, ExpressionInvalid, is_json
+from atoll.pipelines.graph import step_of
 from atoll.pipelines.model import PipelineStep
 from atoll.pipelines.words import StepState, StepType
 from jobs.api_parts import ApiParts

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from atoll.cluster.objects import LabelSelector, Metadata, NodeSelectorTerm, Requirement
+from atoll.cluster.bounded import LARGE_BYTES, first
+from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, NodeSelectorTerm, Requirement, StorageClass
 from atoll.cluster.quantities import parse_amount
 
 
@@ -89,3 +90,12 @@ def capacity_terms(
 decode_csi_node = msgspec.json.Decoder(CsiNode).decode
 decode_csi_driver = msgspec.json.Decoder(CsiDriver).decode
 decode_storage_capacity = msgspec.json.Decoder(StorageCapacity).decode
+
+
+_decode_whole_class = msgspec.json.Decoder(StorageClass).decode
+
+
+def decode_storage_class(raw: bytes) -> StorageClass:
+    """Read a storage class; of a large one only so much as of a large pod."""
+    kind = _decode_whole_class(raw)
+    return kind if len(raw) <= LARGE_BYTES else first(kind, entries_max=ENTRIES_MAX)

@@ -449,15 +449,6 @@ class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
     metadata: HeartbeatMetadata
 
 
-_decode_whole_class = msgspec.json.Decoder(StorageClass).decode
-
-
-def decode_storage_class(raw: bytes) -> StorageClass:
-    """Read a storage class; of a large one only so much as of a large pod."""
-    kind = _decode_whole_class(raw)
-    return kind if len(raw) <= LARGE_BYTES else first(kind, entries_max=ENTRIES_MAX)
-
-
 _decode_whole_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
 
 

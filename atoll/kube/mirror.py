@@ -25,6 +25,7 @@ from atoll.cluster.csi import (
     decode_csi_driver,
     decode_csi_node,
     decode_storage_capacity,
+    decode_storage_class,
 )
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
@@ -42,7 +43,6 @@ from atoll.cluster.objects import (
     decode_namespace,
     decode_node,
     decode_pod,
-    decode_storage_class,
     decode_volume,
     decode_volume_claim,
 )

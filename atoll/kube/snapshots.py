@@ -13,7 +13,7 @@ from atoll.api.reservations import GpuReservation
 from atoll.api.times import text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.budgets import decode_budget
-from atoll.cluster.csi import decode_csi_driver, decode_csi_node, decode_storage_capacity
+from atoll.cluster.csi import decode_csi_driver, decode_csi_node, decode_storage_capacity, decode_storage_class
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.objects import (
     decode_heartbeat,
@@ -22,7 +22,6 @@ from atoll.cluster.objects import (
     decode_node,
     decode_pod,
     decode_priority_class,
-    decode_storage_class,
     decode_volume,
     decode_volume_claim,
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from atoll.pipelines.expressions import ExpressionFailed, ExpressionInvalid, ValueType, compiled, filled, source_of
-from atoll.pipelines.graph import INDEX, PipelineGraph
+from atoll.pipelines.graph import INDEX, PipelineGraph, step_of
 from atoll.pipelines.model import ITEMS_MAX, PipelineStep
 from atoll.pipelines.sequencing import ORDER, BranchNeed, GpuRoom, need_of, order_of
 from atoll.pipelines.words import ENDED_STEPS, FailureRule, RunState, SkipCause, StepState, StepType
@@ -123,12 +123,6 @@ def new_run(graph: PipelineGraph, run_id: str, inputs: Mapping[str, Any]) -> Run
     return RunSnapshot(graph, run_id, {**graph.pipeline.inputs, **inputs}, steps)
 
 
-def step_of(graph: PipelineGraph, key: str) -> tuple[PipelineStep, int | None]:
-    """Return the step of a key, and the number of the iteration if it is the body of a loop."""
-    name, _, rest = key.partition("[")
-    return graph.steps[name], int(rest.removesuffix("]")) if rest else None
-
-
 def settled(run: RunSnapshot) -> tuple[RunSnapshot, tuple[Decision, ...]]:
     """Decide until nothing is left to decide; return the run afterwards and all decisions."""
     taken: list[Decision] = []
@@ -202,11 +196,10 @@ def _end_of(run: RunSnapshot) -> Iterator[Decision]:
     yield EndRun(RunState.FAILED, f"step {cause} failed: {run.of(cause).error}")
 
 
-def _cause(run: RunSnapshot, names: list[str]) -> str:
+def _cause(run: RunSnapshot, keys: list[str]) -> str:
     """Return the first of some steps that failed; one that was stopped because of another only if all were."""
-    return min(
-        names, key=lambda one: (run.of(one).state is not StepState.FAILED, run.of(one).error.startswith(STOPPED))
-    )
+    steps = {key: run.of(key) for key in keys}
+    return min(keys, key=lambda key: (steps[key].state is not StepState.FAILED, steps[key].error.startswith(STOPPED)))
 
 
 def _has_failed(run: RunSnapshot, key: str) -> bool:
@@ -373,8 +366,7 @@ def _parallel(run: RunSnapshot, step: PipelineStep) -> Iterator[Decision]:
     if not broken:
         yield EndStep(step.name, StepState.SUCCEEDED, run.of(step.name).output)
         return
-    first = _cause(run, broken)
-    told = run.of(first).error or str(run.of(first).skip_cause)
+    told = run.of(first := _cause(run, broken)).error or str(run.of(first).skip_cause)
     yield EndStep(step.name, StepState.FAILED, run.of(step.name).output, f"branch {first}: {told}")
 
 

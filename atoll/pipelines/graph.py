@@ -138,3 +138,9 @@ def targets(step: PipelineStep, settings: Any) -> Iterator[tuple[str, str]]:  # 
             yield "body_step", settings.body_step
         case _:
             return
+
+
+def step_of(graph: PipelineGraph, key: str) -> tuple[PipelineStep, int | None]:
+    """Return the step of a key, and the number of the iteration if it is the body of a loop."""
+    name, _, rest = key.partition("[")
+    return graph.steps[name], int(rest.removesuffix("]")) if rest else None

@@ -32,6 +32,11 @@ LISTS = {
     "reservations": "reservations",
     "volumes": "volumes",
     "volume_claims": "volume_claims",
+    "storage_classes": "storage_classes",
+    "csi_nodes": "csi_nodes",
+    "csi_drivers": "csi_drivers",
+    "capacities": "storage_capacities",
+    "namespaces": "namespaces",
 }
 
 
@@ -47,7 +52,7 @@ class SnapshotMirror:
     def __getattr__(self, name: str) -> Any:
         if name not in LISTS:
             raise AttributeError(name)
-        return SimpleNamespace(store=dict(enumerate(getattr(self.snapshot, LISTS[name]))))
+        return SimpleNamespace(store=dict(enumerate(getattr(self.snapshot, LISTS[name]) or ())))
 
     def unready_reason(self) -> str:
         return self.reason

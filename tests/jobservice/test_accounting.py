@@ -138,8 +138,8 @@ async def test_a_budget_that_cannot_be_read_does_not_stop_the_others(recorded: R
     }
 
     def prepare(session: Session) -> None:
-        for job_id in ids:
-            new = new_job(job_id, intent={"budget_cap": "0.01", "budget_action": "pause"})
+        for number, job_id in enumerate(ids):
+            new = new_job(f"tune-{number}", intent={"budget_cap": "0.01", "budget_action": "pause"})
             create_job(session, new, NOW, job_id=job_id)
             take_step(session, job_id, JobStep.SUBMIT, now=NOW)
         broken = get_job(session, ids[0])

@@ -18,9 +18,8 @@ from atoll.pipelines.deciding import (
     after_try,
     new_run,
     settled,
-    step_of,
 )
-from atoll.pipelines.graph import PipelineGraph
+from atoll.pipelines.graph import PipelineGraph, step_of
 from atoll.pipelines.model import PipelineStep
 from atoll.pipelines.words import FailureRule, RunState, SkipCause, StepState, StepType
 from tests.pipelines.made import graph, step
