@@ -32,7 +32,7 @@ PARTS = ("webhook", "extender", "controllers")
 BATCH = 100
 LONG = 5000
 FAULTS_MAX = 50
-WORLDS = int(os.environ.get("ATOLL_WORLDS", "200"))
+WORLDS = int(os.environ.get("ATOLL_WORLDS", "100"))
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 1.0
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{HOME}/events"
@@ -98,6 +98,7 @@ class Worlds:
                 yield f"{where}: {name} was refused: {refused[name]}"
 
     def _remove(self, worlds: Sequence[RandomWorld]) -> None:
+        wait_until(self._are_running, what="bound pods to run", timeout_seconds=PATIENCE_SECONDS)
         self.api.request_all(AdminRequest("DELETE", f"{paths.pods(team)}?gracePeriodSeconds=1") for team in TEAMS)
         for path in (paths.gpugangs(HOME), paths.gpuclaims(HOME), paths.core("persistentvolumeclaims", namespace=HOME)):
             self.api.request("DELETE", path)
@@ -116,6 +117,11 @@ class Worlds:
         return all(one["status"].get("phase") in ("Available", "Bound") for one in volumes) and all(
             one["status"].get("phase") == "Bound" for one in claims if one["spec"].get("volumeName")
         )
+
+    def _are_running(self) -> bool:
+        """Only of a pod whose containers have begun does kwok tell that they have ended."""
+        pods = [pod for team in TEAMS for pod in self.api.get(paths.pods(team))["items"]]
+        return all(pod["status"]["phase"] == "Running" for pod in pods if pod["spec"].get("nodeName"))
 
     def _is_empty(self) -> bool:
         leases = self.api.get(paths.leases(names.SYSTEM_NAMESPACE))["items"]
