@@ -4,10 +4,9 @@ In: files with one job each. Out: problems with their lines, manifests for kubec
 saved snapshot. It needs no service and writes nothing. Status 1: a job is refused or waits; 2: no answer.
 """
 
-import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from atoll.jobs.settings import RenderSettings
 
 app = typer.Typer(no_args_is_help=True)
-NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Files = Annotated[list[Path], typer.Option("-f", "--filename", help="A job, as YAML or JSON; may be repeated.")]
 SettingsFile = Annotated[
@@ -157,13 +155,14 @@ def _rendered(
     file: Path, settings: "RenderSettings", *, nodes: "tuple[KnownNode, ...] | None", namespace: str
 ) -> "tuple[Job, Rendered]":
     """Return a job and its objects. Ends the command with the reason if the job is refused."""
+    from atoll.jobs.base import is_short_name
     from atoll.jobs.errors import JobMistake
 
     parsed = _parsed(file, settings)
     if parsed.job is None:
         raise typer.Exit(STATUS_WAITS)
     job = parsed.job
-    if namespace and not NAMESPACE.fullmatch(namespace):
+    if namespace and not is_short_name(namespace):
         told = "no name of a namespace: lower-case letters, digits and hyphens, at most 63, no hyphen at an end"
         typer.echo(plain(f"--namespace {namespace[:64]!r} is {told}"), err=True)
         raise typer.Exit(STATUS_WAITS)

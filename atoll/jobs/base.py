@@ -7,7 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
 
 SECONDS_MAX: Final = 10 * 365 * 24 * 3600
 """Ten years: longer than any machine."""
@@ -21,6 +30,15 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0
 def is_new(info: ValidationInfo) -> bool:
     """True if the validation checks a new document, and not a record."""
     return info.context is NEW
+
+
+def is_short_name(value: str) -> bool:
+    """Tell whether a text may be the name of a namespace or a port, as a document's is checked."""
+    try:
+        _SHORT_NAME.validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _subdomain(value: str, info: ValidationInfo) -> str:
@@ -50,6 +68,7 @@ ObjectName = Annotated[
 """The name of a Kubernetes object."""
 ShortName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A name without dots, as of a namespace or a port."""
+_SHORT_NAME: Final = TypeAdapter(ShortName)
 NO_NUL: Final = r"^[^\x00]*$"
 """Pattern of texts for a database or the arguments of a program: neither takes a NUL."""
 Text = Annotated[str, Field(max_length=1024, pattern=NO_NUL)]

@@ -141,8 +141,9 @@ class Connection(asyncio.Protocol):
         """The request is answered; its bytes are free, and those of the answer count until they are read."""
         self.is_worked_on, self._is_idle = False, True
         self._release_bytes()
-        self._cut_after(self._admission.idle_seconds)
-        if self._unread_bytes is not None:
+        if self._unread_bytes is None:
+            self._cut_after(self._admission.idle_seconds)
+        else:
             self._expect_reader()
 
     def cut(self) -> None:
