@@ -32,6 +32,7 @@ from controllers.foreign import ForeignReconciler
 from controllers.gangs.admission import ALL as WAITING_GANGS
 from controllers.gangs.admission import AdmissionReconciler
 from controllers.gangs.cache import GangCache, GangRules
+from controllers.gangs.forgotten import ForgottenOwnerReconciler
 from controllers.gangs.lifecycle import GangReconciler
 from controllers.gpu_stats import GpuStatsPublisher
 from controllers.health import HealthReconciler
@@ -298,4 +299,5 @@ def _gang_loops(context: Context, cache: GangCache) -> tuple[Loop[Any], ...]:
         context.metrics,
         delay_seconds=GANG_DELAY_SECONDS,
     )
-    return gangs, admission, Loop(TopologyReconciler(context), context.clock, context.metrics)
+    forgotten = Loop(ForgottenOwnerReconciler(context), context.clock, context.metrics)
+    return gangs, admission, forgotten, Loop(TopologyReconciler(context), context.clock, context.metrics)

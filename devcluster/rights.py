@@ -271,13 +271,13 @@ def _named(group: str, plural: str, sub: str) -> str:
 
 
 def _kinds(table: ast.Dict) -> Iterator[tuple[str, str, str]]:
-    """Yield the entries of a table {(group, kind): plural}: kinds to get, and to patch if it has a call for them."""
+    """Yield the entries of a table {(group, kind): plural}: kinds to get, and to list and patch if it has a call for them."""
     for key, value in zip(table.keys, table.values, strict=True):
         plural = value.args[0] if isinstance(value, ast.Call) and value.args else value
         if isinstance(key, ast.Tuple) and isinstance(key.elts[0], ast.Constant) and isinstance(plural, ast.Constant):
             name, group = str(plural.value), str(key.elts[0].value)
             words = f"{ast.unparse(value.func)}({name})" if isinstance(value, ast.Call) else name
-            for verb in ("get", "patch") if isinstance(value, ast.Call) else ("get",):
+            for verb in ("get", "list", "patch") if isinstance(value, ast.Call) else ("get",):
                 yield words, f"{name}.{group}", verb
 
 

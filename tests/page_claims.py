@@ -251,7 +251,6 @@ GANGS: Final = {
         "test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole "
         "test_a_gang_of_which_others_take_a_member_waits_for_its_successor"
     ),
-    "- A gang that is deleted in its pause": "test_a_gang_that_is_deleted_in_its_pause_leaves_no_job_suspended",
     "- Missing members of a running gang": "test_what_a_running_gang_lacks_comes_before_a_newcomer",
     "- A new leader ends a gang's turn": "test_a_new_leader_takes_off_what_it_does_not_know",
     "- A running member does not move": "test_a_new_leader_and_a_new_topology_forget_nothing_that_runs",

@@ -82,7 +82,7 @@ GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
 GANG_FENCED: Final = "gpu.scheduling/fenced"
 """On a GpuGang: moves its version, so that a late write of its status fails."""
 GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
-"""Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only these are resumed."""
+"""Label on a Job or another owner of members that Atoll suspended: the uid of the gang. Only these are resumed."""
 FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
 """Level of a Topology whose domains are NVLink fabric cliques: clusterUUID and cliqueId, as the agents report them."""
 START_TAINT_PREFIXES: Final = ("startup-taint.cluster-autoscaler.kubernetes.io/", f"{GROUP}/")

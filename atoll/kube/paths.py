@@ -6,9 +6,13 @@ Without a name a path is the collection; without a namespace it is the collectio
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import quote
 
 from atoll.api.names import API_VERSION
+
+API_GROUPS: Final = "/apis"
+"""Lists the groups that the API server serves."""
 
 
 def core(plural: str, *, namespace: str = "", name: str = "", sub: str = "") -> str:

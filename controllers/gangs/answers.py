@@ -19,8 +19,9 @@ class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
     name: str = ""
     uid: str = ""
+    namespace: str = ""
     resource_version: str = ""
-    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
@@ -84,6 +85,36 @@ class KueueWorkload(msgspec.Struct, frozen=True):
     def is_finished(self) -> bool:
         """Whether it is over: its owner has ended, or a larger slice of an elastic owner has taken its place."""
         return any(one.type == "Finished" and one.status == "True" for one in self.status.conditions)
+
+
+class _Suspended(msgspec.Struct, frozen=True):
+    uid: str = ""
+
+
+class _Suspensions(msgspec.Struct, frozen=True, rename="camel"):
+    suspended_owners: tuple[_Suspended, ...] = ()
+
+
+class GangSuspensions(msgspec.Struct, frozen=True):
+    """A GpuGang, as far as it says which owners are suspended for it."""
+
+    metadata: ObjectIdentity
+    status: _Suspensions = _Suspensions()
+
+
+class _ServedVersion(msgspec.Struct, frozen=True, rename="camel"):
+    group_version: str = ""
+
+
+class _ServedGroup(msgspec.Struct, frozen=True):
+    name: str = ""
+    versions: tuple[_ServedVersion, ...] = ()
+
+
+class ServedGroups(msgspec.Struct, frozen=True):
+    """The API groups of a server, each with its versions, as they stand in paths; the preferred one first."""
+
+    groups: tuple[_ServedGroup, ...] = ()
 
 
 def decode(raw: bytes, kind: type[T], path: str) -> T:

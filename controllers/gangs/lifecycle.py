@@ -28,7 +28,7 @@ from atoll.cluster.gangs.pod_groups import group_of
 from atoll.cluster.gangs.readiness import placeable
 from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
-from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.cache import Change
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.events import EventType
 from atoll.kube.mirror import WatchedKind
@@ -74,7 +74,6 @@ class GangReconciler:
         self._place = place
         self._groups = PodGroupGangs(context, cache)
         self._maker = GangMaker(context, cache, self._groups)
-        self._abandoned: dict[GangKey, list[GpuGang]] = {}
         self._pauses: Pauses[GangKey] = Pauses(context.clock)
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[GangKey]:
@@ -87,8 +86,6 @@ class GangReconciler:
             namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
             return ((namespace, rest.partition("/")[0]),) if rest else ()
         key = self._cache.observe(kind, change)
-        if kind is WatchedKind.GANG and key is not None and change.kind is ChangeKind.DELETED:
-            self._abandoned.setdefault(key, []).append(change.object)
         return () if key is None else (key,)
 
     def all_keys(self) -> Iterable[GangKey]:
@@ -118,7 +115,6 @@ class GangReconciler:
         return self._pauses.begin(key)
 
     async def _settle(self, key: GangKey) -> float | None:
-        await self._resume_abandoned(key)
         gang = self._cache.gang(key)
         if gang is None or await self._maker.is_outlived(gang):
             await self._undo_without_gang(key)
@@ -354,14 +350,6 @@ class GangReconciler:
         held = [pod for pod in found if has_gate(pod) and self._cache.holds(pod)]
         if held:
             await unreserve(self._context, [GangMember(pod, "", 0, stage_of(pod), holds=True) for pod in held])
-
-    async def _resume_abandoned(self, key: GangKey) -> None:
-        """Resume what was suspended for gangs that are deleted: nobody else would."""
-        for gang in tuple(self._abandoned.get(key, ())):
-            for owner in gang.status.suspended_owners if gang.status is not None else ():
-                await resume(self._context, key[0], owner, gang.metadata.uid)
-            self._abandoned[key].remove(gang)
-        self._abandoned.pop(key, None)
 
     def _record_event(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
         self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)

@@ -1,12 +1,14 @@
 """Finds the owners of members, and suspends and resumes the topmost one that has a switch for it.
 
 Deleting pods one by one would count as failures of a Job; a suspended Job loses nothing. The gang's uid is written on
-the owner in the same patch as the switch, and nothing without it is ever resumed.
+the owner in the same patch as the switch, as a label, and nothing without it is ever resumed. The label also finds what
+was suspended for a gang that is gone, with the list in its status.
 
 Kueue would resume an owner that it manages at once. For those the switch is that of Kueue's Workload: Kueue suspends
 the owner and returns its quota, and admits it anew when the switch is turned on again.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, MalformedAnswer, NotFound
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.gangs.answers import KueueWorkload, SwitchedOwner, decode
+from controllers.gangs.answers import GangSuspensions, KueueWorkload, ServedGroups, SwitchedOwner, decode
 
 log = structlog.get_logger(__name__)
 
@@ -201,7 +203,7 @@ async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_
     body = await _read(context, namespace, owner)
     if body is None:
         return False
-    marked = (body.metadata.annotations or {}).get(names.GANG_SUSPENDED)
+    marked = (body.metadata.labels or {}).get(names.GANG_SUSPENDED)
     if _is_suspended(body, owner):
         return bool(marked == gang_uid)
     await _switch(context, namespace, owner, body, suspended=True, mark=gang_uid)
@@ -215,7 +217,7 @@ async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_u
     body = await _read(context, namespace, owner)
     if body is None:
         return False
-    mark = (body.metadata.annotations or {}).get(names.GANG_SUSPENDED)
+    mark = (body.metadata.labels or {}).get(names.GANG_SUSPENDED)
     if mark != gang_uid:
         if not mark:
             await _patch(context, namespace, owner, body, mark="" if mark is None else None)
@@ -223,6 +225,57 @@ async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_u
     await _switch(context, namespace, owner, body, suspended=False, mark=None)
     log.info("Resumed the owner of a gang", owner=f"{owner.kind} {namespace}/{owner.name}")
     return True
+
+
+async def resume_forgotten(context: Context) -> None:
+    """Resume every owner that says it was suspended for a gang which does not list it, or is gone. Raises KubeError."""
+    path = paths.API_GROUPS
+    served = decode(await context.api.get(path), ServedGroups, path)
+    versions = {group.name: [one.group_version for one in group.versions] for group in served.groups}
+    for kind in KINDS:
+        for version in versions.get(kind[0], ()):
+            if await _resume_kind(context, kind, version):
+                break
+
+
+async def _resume_kind(context: Context, kind: tuple[str, str], version: str) -> bool:
+    """Resume the forgotten owners of a kind; False where it is not served in this version. Raises KubeError."""
+    path = paths.group(version, KINDS[kind].plural)
+    try:
+        found = await context.api.list(
+            path, lambda raw: decode(raw, SwitchedOwner, path), params={"labelSelector": names.GANG_SUSPENDED}
+        )
+    except NotFound:
+        return False
+    except (Forbidden, MalformedAnswer) as error:
+        log.warning("Could not look for suspended owners of gangs", kind=kind[1], err=str(error))
+        return True
+    for body in found.items:
+        owner = SuspendedOwner.model_construct(
+            api_version=version, kind=kind[1], name=body.metadata.name, uid=body.metadata.uid
+        )
+        with contextlib.suppress(Conflict):
+            await _resume_forgotten(context, owner, body)
+    return True
+
+
+async def _resume_forgotten(context: Context, owner: SuspendedOwner, body: SwitchedOwner) -> None:
+    """Resume one owner as it was seen, unless its gang lists it. Raises KubeError."""
+    namespace, mark = body.metadata.namespace, (body.metadata.labels or {}).get(names.GANG_SUSPENDED, "")
+    if not mark or not namespace or await _is_listed(context, namespace, owner.uid, mark):
+        return
+    await _switch(context, namespace, owner, body, suspended=False, mark=None)
+    log.info("Resumed what was suspended for a gang that is gone", owner=f"{owner.kind} {namespace}/{owner.name}")
+
+
+async def _is_listed(context: Context, namespace: str, owner_uid: str, gang_uid: str) -> bool:
+    """Tell whether a gang lists an owner as suspended, as the API server says. Raises KubeError."""
+    path = paths.gpugangs(namespace)
+    gangs = await context.api.list(path, lambda raw: decode(raw, GangSuspensions, path))
+    return any(
+        gang.metadata.uid == gang_uid and any(one.uid == owner_uid for one in gang.status.suspended_owners)
+        for gang in gangs.items
+    )
 
 
 async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> SwitchedOwner | None:
@@ -261,7 +314,7 @@ async def _patch(
     patch = merge_patch(
         uid=owner.uid,
         resource_version=body.metadata.resource_version,
-        annotations={names.GANG_SUSPENDED: mark},
+        labels={names.GANG_SUSPENDED: mark},
     )
     patch |= {} if spec is None else {"spec": spec}
     path = path_of(namespace, owner)

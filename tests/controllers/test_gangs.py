@@ -313,12 +313,12 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
         job = f"{JOBS}/job"
         await settled(running, lambda: made.server.objects[job]["spec"].get("suspend"), seconds=20)
         assert made.reason("g", names.CONDITION_EVICTED) == "PodsReadyTimeout"
-        assert names.GANG_SUSPENDED in made.server.objects[job]["metadata"]["annotations"]
+        assert names.GANG_SUSPENDED in made.server.objects[job]["metadata"]["labels"]
         for number in range(2):
             made.delete(f"g-{number}")
         await settled(running, lambda: made.held() == 0)
         await settled(running, lambda: made.server.objects[job]["spec"]["suspend"] is False, seconds=20)
-        assert names.GANG_SUSPENDED not in made.server.objects[job]["metadata"]["annotations"]
+        assert names.GANG_SUSPENDED not in made.server.objects[job]["metadata"]["labels"]
         add_owned(made, range(2, 4))
         await settled(running, lambda: not made.is_gated("g-2") and not made.is_gated("g-3"))
 
@@ -403,12 +403,12 @@ async def test_an_evicted_gang_under_kueue_turns_the_switch_of_its_workload(
         add_under_kueue(made, {}, owner_uid=owner_uid)
         await settled(running, lambda: is_let_go(made, "g"))
         await settled(running, lambda: made.server.objects[switched]["spec"] == off, seconds=20)
-        assert names.GANG_SUSPENDED in made.server.objects[switched]["metadata"]["annotations"]
+        assert names.GANG_SUSPENDED in made.server.objects[switched]["metadata"]["labels"]
         for number in range(2):
             made.delete(f"g-{number}")
         await settled(running, lambda: made.server.objects[switched]["spec"] == on, seconds=20)
 
-    assert names.GANG_SUSPENDED not in made.server.objects[switched]["metadata"]["annotations"]
+    assert names.GANG_SUSPENDED not in made.server.objects[switched]["metadata"]["labels"]
     assert made.server.objects[left]["spec"] == {}
 
 
@@ -418,7 +418,8 @@ async def test_an_elastic_owner_is_stopped_by_the_workload_that_replaced_the_one
 ) -> None:
     """Kueue admits a larger slice when a Job grows, and ends the one that the pods name: its switch moves nothing."""
     later = WORKLOAD.replace("job-job-1", "job-job-2")
-    owned = {"ownerReferences": [OWNED[0]]}
+    labels = {"labels": {"kueue.x-k8s.io/job-uid": "job-uid"}}
+    owned = {"ownerReferences": [OWNED[0]], **labels}
     finished = {"conditions": [{"type": "Finished", "status": "True"}]}
     async with cluster() as made, term(made, tmp_path) as running:
         add_under_kueue(made, {})
@@ -428,7 +429,7 @@ async def test_an_elastic_owner_is_stopped_by_the_workload_that_replaced_the_one
             made.server.remove(WORKLOAD)
         made.server.put(later, {"metadata": {"name": "job-job-2", "uid": "v", **owned}, "spec": {}})
         other = later.replace("job-job-2", "other")
-        made.server.put(other, {"metadata": {"name": "other", "uid": "x", "ownerReferences": []}, "spec": {}})
+        made.server.put(other, {"metadata": {"name": "other", "uid": "x", "ownerReferences": [], **labels}, "spec": {}})
         await settled(running, lambda: is_let_go(made, "g"))
         await settled(running, lambda: made.server.objects[later]["spec"] == {"active": False}, seconds=20)
         assert made.server.objects[other]["spec"] == made.server.objects.get(WORKLOAD, {"spec": {}})["spec"] == {}

@@ -234,7 +234,7 @@ def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: 
     job = world.cluster.api.get(f"{path}/train")
     assert job["status"].get("failed", 0) == 0
     assert job["spec"]["suspend"] is False
-    assert names.GANG_SUSPENDED not in job["metadata"].get("annotations", {})
+    assert names.GANG_SUSPENDED not in job["metadata"].get("labels", {})
     assert yard.status("train")["requeueState"]["count"] >= 1
 
 

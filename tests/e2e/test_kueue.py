@@ -207,7 +207,7 @@ def test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back(open_queue
     queues.wait_admitted("next")
     stopped = queues.workload("late")
     assert stopped["spec"]["active"] is False
-    assert names.GANG_SUSPENDED in stopped["metadata"]["annotations"]
+    assert names.GANG_SUSPENDED in stopped["metadata"]["labels"]
     queues.wait_running("next", 2)
     (world.locks / flag).touch()
     world.wait(lambda: queues.workload("late")["spec"]["active"], "the Workload to be started again")
@@ -216,7 +216,7 @@ def test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back(open_queue
     queues.wait_reason("late", "Started", names.CONDITION_PODS_READY)
     assert queues.held("late") == 4
     assert queues.get_job("late")["status"].get("failed", 0) == 0
-    assert names.GANG_SUSPENDED not in queues.workload("late")["metadata"].get("annotations", {})
+    assert names.GANG_SUSPENDED not in queues.workload("late")["metadata"].get("labels", {})
 
 
 def test_an_elastic_job_grows_within_its_gang_and_is_stopped_by_its_latest_workload(open_queue: Open) -> None:

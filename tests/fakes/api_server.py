@@ -138,6 +138,10 @@ class FakeApiServer:
             return self._create(path, body)
         if path in self.objects:
             return self._change(method, path, body)
+        if path == "/apis":
+            served = sorted({tuple(one.split("/")[2:4]) for one in self.objects if one.startswith("/apis/")})
+            groups = [{"name": name, "versions": [{"groupVersion": f"{name}/{version}"}]} for name, version in served]
+            return web.json_response({"kind": "APIGroupList", "groups": groups})
         if method == "GET" and _is_collection(path):
             return self._list(path, query)
         return status(404, "NotFound", f"{path} not found")
@@ -163,6 +167,8 @@ class FakeApiServer:
 
     def _list(self, path: str, query: dict[str, str]) -> web.Response:
         items = self._collection(path)
+        if selector := query.get("labelSelector"):
+            items = [one for one in items if _is_selected(one["metadata"].get("labels") or {}, selector)]
         start, limit = int(query.get("continue", "0")), int(query.get("limit", "0")) or len(items)
         metadata = {"resourceVersion": str(self.version)}
         if start + limit < len(items):
@@ -244,6 +250,11 @@ def merge(current: Object, patch: Object) -> Object:
 
 def _describe(method: str, path: str, query: dict[str, str]) -> str:
     return f"{method} {path}?" + "&".join(f"{key}={value}" for key, value in query.items())
+
+
+def _is_selected(labels: dict[str, str], selector: str) -> bool:
+    key, _, value = selector.partition("=")
+    return key in labels and (not value or labels[key] == value)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -208,8 +208,6 @@ class GangJudge:
         self._enough_since: dict[str, float] = {}
         self._unready_since: dict[str, tuple[str, float]] = {}
         self._taken: set[str] = set()
-        self._forgotten: set[str] = set()
-        """Uids of GpuGangs that lost the list of what they had suspended: with their status, or unseen by anybody."""
         server.listeners.append(self._on_write)
 
     def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
@@ -302,9 +300,6 @@ class GangJudge:
         name = gang["metadata"]["name"]
         if old is not None and new is not None and old.get("status") and not new.get("status"):
             self._known.pop(new["metadata"]["uid"], None)
-            self._forgotten.add(new["metadata"]["uid"])
-        if new is None and not self._is_led():
-            self._forgotten.add(gang["metadata"]["uid"])
         if new is None or old is None or not new.get("status") or not old.get("status"):
             self._unready_since.pop(name, None)
             self._enough_since.pop(name, None)
@@ -412,8 +407,7 @@ class GangJudge:
         if len(job.done) >= job.count and is_known and status.get("phase") != "Finished":
             yield f"gang {name} has done its work and is {status.get('phase')}: {admitted}"
         owner = self._server.objects[f"{JOBS}/{name}"]
-        is_owned = owner["metadata"]["annotations"].get(names.GANG_SUSPENDED) not in self._forgotten
-        if owner["spec"].get("suspend") and is_owned and gang["spec"].get("active", True):
+        if owner["spec"].get("suspend") and gang["spec"].get("active", True):
             yield f"gang {name} is {status.get('phase')} and its Job is still suspended: {admitted}"
         gated = [pod for pod in self._jobs.members(name) if pod["spec"].get("schedulingGates")]
         if not gated or not gang["spec"].get("active", True) or len(gated) + len(job.done) < job.count or not is_known:

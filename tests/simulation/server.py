@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from atoll.api import names
+from atoll.kube.paths import API_GROUPS
 from tests.fakes.api_server import merge
 
 Object = dict[str, Any]
@@ -22,6 +23,7 @@ HEARTBEATS = f"/apis/coordination.k8s.io/v1/namespaces/{names.HEARTBEAT_NAMESPAC
 RESERVATIONS = f"/apis/{names.API_VERSION}/gpureservations"
 REPORTS = f"/apis/{names.API_VERSION}/gpunodestatuses"
 GONE = -1
+GROUPS = orjson.dumps({"groups": [{"name": "batch", "versions": [{"groupVersion": "batch/v1"}]}]})
 
 
 class RefusedRequest(Exception):
@@ -70,6 +72,8 @@ class SimulatedServer:
         target = base if last == "status" else path
         if target in self.objects:
             return 200, orjson.dumps(self._one(method, target, body))
+        if path == API_GROUPS:
+            return 200, GROUPS
         if method == "GET" and _is_collection(path):
             return 200, self._list(path, query)
         raise RefusedRequest(404, "NotFound", path)
@@ -153,6 +157,8 @@ class SimulatedServer:
         selector = query.get("fieldSelector", "")
         if selector.startswith("metadata.name="):
             items = [item for item in items if item["metadata"]["name"] == selector.removeprefix("metadata.name=")]
+        if label := query.get("labelSelector"):
+            items = [item for item in items if label in item["metadata"].get("labels", {})]
         return orjson.dumps({"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": items})
 
     def collection(self, path: str) -> list[Object]:
