@@ -153,10 +153,13 @@ def test_instances_of_a_card_that_somebody_holds_whole_are_not_free(ledger: Ledg
     [
         {names.LEASE_DEVICE_ID: "7"},
         {names.LEASE_DEVICE_ID: "not a number"},
+        {names.LEASE_DEVICE_ID: "x1"},
+        {names.LEASE_DEVICE_ID: "²"},
+        {names.LEASE_DEVICE_ID: "123456"},
         {names.LEASE_NODE: ""},
         {names.LEASE_NODE: "n2"},
     ],
-    ids=["names another device", "no number", "no node", "names another node"],
+    ids=["names another device", "no number", "a short text", "no ASCII", "too long", "no node", "names another node"],
 )
 def test_unreadable_lease_blocks_the_device_of_its_name(ledger: Ledger, damage: dict[str, str]) -> None:
     """A Lease that nobody can read was somebody's reservation: its device stays taken until it is gone."""
