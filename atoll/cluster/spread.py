@@ -90,14 +90,16 @@ class SpreadCount:
                 return self.domains[node]
         return None
 
-    def full(self, *, more: int) -> list[str]:
-        """Return the nodes that take no further pod now. `more`: 1 if that pod itself counts, else 0."""
+    def full(self, *, more: int, is_pinned: bool = True) -> list[str]:
+        """Return the nodes that take no further pod now. `more`: 1 if that pod itself counts, else 0; `is_pinned`: it
+        will be pinned to its node when kube-scheduler is asked, as members are."""
+        is_by_host = self.is_by_host and is_pinned
         totals, skew = self.totals({}), self.constraint.max_skew
         most = skew + self.least(totals)
         return [
             node
             for node, domain in self.domains.items()
-            if totals[domain] + more > most or (self.is_by_host and self.present.get(node, 0) + more > skew)
+            if totals[domain] + more > most or (is_by_host and self.present.get(node, 0) + more > skew)
         ]
 
 

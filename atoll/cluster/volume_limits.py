@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from atoll.cluster.objects import Pod
 from atoll.cluster.volume_fit import STATIC, Volumes, claim_names
 
 UNLIMITED = 1_000_000
+VOLUME_COUNT: Final = "max volume count"
 Volume = tuple[str, str]
 """Driver and handle."""
 

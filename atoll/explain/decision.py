@@ -18,8 +18,10 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.quantities import parse_amount
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
+from atoll.cluster.spread import SPREAD, has_spread_labels, spread_counts
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from atoll.cluster.volume_fit import Volumes
+from atoll.cluster.volume_limits import VOLUME_COUNT, VolumeUse, members_by_volumes
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot, ledger_of, pods_by_node, volumes_of
 
 INSUFFICIENT: Final = "insufficient "
@@ -38,6 +40,7 @@ class IndexedSnapshot:
     unseen: Mapping[str, NodeFacts]
     """Nodes that have or may have GPUs, without a fresh, valid report."""
     volumes: Volumes
+    volume_use: VolumeUse
     namespaces: Mapping[str, Mapping[str, str]]
     """Labels of namespaces."""
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -91,6 +94,7 @@ def index_snapshot(snapshot: ClusterSnapshot) -> IndexedSnapshot:
     has_rules = any(map(pod_fit.minds_neighbours, snapshot.pods))
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     ledger = ledger_of(snapshot)
+    volumes = volumes_of(snapshot)
     scene = IndexedSnapshot(
         snapshot=snapshot,
         ledger=ledger,
@@ -99,7 +103,8 @@ def index_snapshot(snapshot: ClusterSnapshot) -> IndexedSnapshot:
         by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
         has_neighbour_rules=has_rules,
         unseen={one.node.metadata.name: one for one in unseen_nodes(nodes, ledger, NOW_SECONDS)},
-        volumes=volumes_of(snapshot),
+        volumes=volumes,
+        volume_use=VolumeUse(volumes),
         namespaces={one.metadata.name: one.metadata.labels for one in snapshot.namespaces},
     )
     _load_cpu(scene)
@@ -166,6 +171,12 @@ def closed_nodes(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) ->
     found: dict[str, tuple[str, ...]] = {}
     for name, reason in _refused(scene, pod, node_names).items():
         found[name] = (reason,)
+    for reason, refused in (
+        (SPREAD, _uneven(scene, pod, node_names)),
+        (VOLUME_COUNT, _crowded(scene, pod, node_names)),
+    ):
+        for name in refused:
+            found[name] = (*found.get(name, ()), reason)
     for name in node_names:
         short = shortages(scene.left(name), needed)
         if short:
@@ -193,6 +204,19 @@ def _refused(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> dic
     on_nodes = scene.pods_by_node if has_rules or host_fit.host_ports(pod) else {}
     refused = host_fit.excluded_nodes(pod, nodes, on_nodes, volumes=scene.volumes, namespace_labels=scene.namespaces)
     return {name: refused[name] for name in node_names if name in refused}
+
+
+def _uneven(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> list[str]:
+    """Return the nodes that a strict topology spread constraint refuses."""
+    counts = spread_counts(pod, list(scene.nodes.values()), scene.pods_by_node)
+    full = {name for one in counts for name in one.full(more=int(one.means(pod)), is_pinned=False)}
+    return [name for name in node_names if name in full or not has_spread_labels(pod, scene.nodes[name])]
+
+
+def _crowded(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> list[str]:
+    """Return the nodes that take no further volumes of the pod's drivers."""
+    room = members_by_volumes(pod, node_names, scene.pods_by_node, scene.volume_use, ())
+    return [name for name, count in (room or {}).items() if count < 1]
 
 
 def _is_gpus(resource: str) -> bool:

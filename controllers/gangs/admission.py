@@ -39,7 +39,6 @@ from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.machines import NodeDevices
-from atoll.cluster.pod_fit import affinity_terms
 from atoll.cluster.requests import Request, Verdict
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube.cache import Change, ChangeKind
@@ -391,9 +390,11 @@ class AdmissionReconciler:
     async def _ungate(
         self, view: GangView, assignments: Sequence[MemberAssignment], admission: str, *, is_first: bool
     ) -> None:
-        """Nominate members, then ungate them, first those without GPUs: if the rest is left to another leader, it finds
-        that by Leases. `is_first`: nobody was let go yet, so nobody is unless all are still here; the gang's own loop
-        decides then."""
+        """Nominate members, then ungate them in the order in which they can be bound; of equals first those without
+        GPUs: if the rest is left to another leader, it finds that by Leases. `is_first`: nobody was let go yet, so
+        nobody is unless all are still here; the gang's own loop decides then."""
+        placed = [(one.member.pod_set, one.member.pod, one.allocation.node) for one in assignments]
+        waves = [[assignments[number] for number in wave] for wave in await self._cache.bind_waves(placed)]
         annotations = member_annotations(view, admission, [one.member for one in assignments])
         for one in assignments:
             if not one.allocation.device_ids:
@@ -422,8 +423,9 @@ class AdmissionReconciler:
                 self._cache.forget_home(one.member.uid)
         if is_first and not may_begin:
             return
-        for wave in (*_waves(bare), *_waves(whole)):
-            raise_first(await each(wave, ungate_one))
+        for wave in waves:
+            raise_first(await each([one for one in wave if not one.allocation.device_ids], ungate_one))
+            raise_first(await each([one for one in wave if one.allocation.device_ids], ungate_one))
 
     async def _pin(self, one: MemberAssignment, write: Awaitable[T]) -> T | None:
         """Await a write that sends a member to its node; None where one without GPUs does not take it."""
@@ -447,14 +449,6 @@ class AdmissionReconciler:
         status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
         await write_status(self._context, self._cache, view.gang, status)
         return answer
-
-
-def _waves(assignments: Iterable[MemberAssignment]) -> tuple[list[MemberAssignment], ...]:
-    """Return the members in two parts: kube-scheduler refuses who has to be near others before those are there."""
-    parts: tuple[list[MemberAssignment], ...] = ([], [])
-    for one in assignments:
-        parts[bool(affinity_terms(one.member.pod))].append(one)
-    return parts
 
 
 def _is_given_out(devices: NodeDevices | None, allocation: Allocation) -> bool:

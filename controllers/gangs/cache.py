@@ -4,8 +4,9 @@ A gang that one reconciler works on is in `busy`, and the others leave it alone.
 term: all of it is read from the objects again.
 """
 
+import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods, volume_fit
 from atoll.cluster.daemons import coming_daemons, waits_for_node
 from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.bind_order import Placed, bind_waves
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import (
@@ -44,6 +46,7 @@ from atoll.cluster.gangs.succeeded import known_uids
 from atoll.cluster.leases import LeaseRecord, lease_name
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
+from atoll.cluster.pod_fit import affinity_terms
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request
 from atoll.kube.cache import Change, ChangeKind
@@ -306,6 +309,12 @@ class GangCache:
         if self._snapshot is None or self._snapshot[0] != moment:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
         return self._snapshot[1].confined(ledger, reservation, now_seconds=now)
+
+    async def bind_waves(self, placed: Sequence[Placed]) -> list[list[int]]:
+        """Return the members, by their numbers, in the order in which they can be bound."""
+        if not any(affinity_terms(pod) for _, pod, _ in placed):
+            return [list(range(len(placed)))]
+        return await asyncio.to_thread(bind_waves, placed, self.snapshot())
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""

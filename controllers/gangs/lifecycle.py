@@ -282,7 +282,9 @@ class GangReconciler:
             node = seen.status.nominated_node_name
             await ungate(self._context, member.pod, node, annotations[member.uid], seen)
 
-        raise_first(await each(nominated, open_one))
+        placed = [(member.pod_set, member.pod, seen.status.nominated_node_name) for member, seen in nominated]
+        for wave in await self._cache.bind_waves(placed):
+            raise_first(await each([nominated[number] for number in wave], open_one))
         return BUSY_SECONDS
 
     async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:

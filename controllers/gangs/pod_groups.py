@@ -20,6 +20,7 @@ from atoll.cluster.gangs.membership import (
     set_names,
     stage_of,
 )
+from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.pod_groups import POD_GROUP, PodGroup, conflict, gang_spec, group_of, outsider, refusal
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
@@ -92,7 +93,8 @@ class PodGroupGangs:
     async def follow(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
         """Let the gang follow its PodGroup; return whether it was changed. Raises KubeError.
 
-        An admitted gang only takes in more pods of the group; its quorum, and lower counts, are for the next start.
+        An admitted gang only takes in more pods of the group; its quorum, domain, and lower counts, are for the next
+        start.
         """
         key = (gang.metadata.namespace, gang.metadata.name)
         group = await self._read(key) if waiting_group(members) == key[1] else None
@@ -101,7 +103,9 @@ class PodGroupGangs:
             return False
         members = _counting(members)
         is_made = gang.metadata.annotations.get(names.GANG_MADE_FOR) == POD_GROUP + group.metadata.uid
-        self._cache.group_conflicts[key] = outsider(members, key[1]) or ("" if is_made else conflict(group, gang))
+        domains = self._cache.node_domains(gang)
+        contradiction = conflict(group, gang, domains.levels if isinstance(domains, NodeDomains) else ())
+        self._cache.group_conflicts[key] = outsider(members, key[1]) or ("" if is_made else contradiction)
         if not is_made:
             return False
         known = {pod_set.name: pod_set.count for pod_set in gang.spec.pod_sets}
@@ -113,9 +117,11 @@ class PodGroupGangs:
             counts = {name: max(known.get(name, 0), counts.get(name, 0)) for name in known | counts}
         spec = gang_spec(group, counts)
         if is_admitted:
-            spec["minMember"] = gang.spec.min_member
+            spec |= {"minMember": gang.spec.min_member}
+            spec.pop("topology", None)
         wanted = {one["name"]: one["count"] for one in spec["podSets"]}
-        if (spec["minMember"], wanted) == (gang.spec.min_member, known):
+        is_same = (spec["minMember"], wanted) == (gang.spec.min_member, known)
+        if is_same and (is_admitted or not contradiction):
             return False
         body = merge_patch(uid=gang.metadata.uid, resource_version=gang.metadata.resource_version, spec=spec)
         await self._context.api.patch(paths.gpugangs(*key), body)

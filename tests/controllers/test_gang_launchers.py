@@ -178,3 +178,44 @@ async def test_a_leader_that_dies_at_any_write_still_starts_the_launcher(
             await settled(second, lambda: all(started(made)) and made.reason("g") == "Admitted")
 
     assert [len(made.leases_of(f"g-{number}")) for number in range(3)] == [0, 4, 4]
+
+
+def near(app: str) -> dict[str, Any]:
+    """Return an affinity to the pods of an app in the same rack."""
+    term = {"topologyKey": RACK, "labelSelector": {"matchLabels": {"app": app}}}
+    return {"podAffinity": {PINNED: [term]}}
+
+
+def was_let_go_after(made: GangHarness, late: str, *early: str) -> bool:
+    """Tell whether the last write on a member came after those on others."""
+    version = {name: int(made.pod(name)["metadata"]["resourceVersion"]) for name in (late, *early)}
+    return all(version[late] > version[name] for name in early)
+
+
+async def test_a_launcher_that_has_to_be_near_its_workers_is_let_go_after_them(tmp_path: Path) -> None:
+    """kube-scheduler refuses it before; without such a rule it goes first."""
+    async with cluster("n1", labels={RACK: "r1"}) as made, term(made, tmp_path) as running:
+        for name, affinity in (("g", near("w")), ("h", {})):
+            made.add_gang(name, 0, podSets=SETS)
+            add_launcher(made, name, affinity=affinity)
+            for number in (1, 2):
+                made.add_member(name, number, gpus=1, annotations={names.POD_SET: "workers"}, labels={"app": "w"})
+        await settled(running, lambda: all((*started(made, "g"), *started(made, "h"))))
+
+        assert was_let_go_after(made, "g-0", "g-1", "g-2")
+        assert not was_let_go_after(made, "h-0", "h-1", "h-2")
+
+
+@pytest.mark.parametrize(("dies_at", "is_after"), DEATHS)
+async def test_the_order_holds_though_a_leader_dies_at_any_write(tmp_path: Path, dies_at: int, is_after: bool) -> None:
+    """The next leader lets go whoever is left, those last that have to be near others."""
+    async with cluster("n1", labels={RACK: "r1"}) as made:
+        made.add_gang("g", 0, podSets=[{"name": "first", "count": 1}, {"name": "second", "count": 1}])
+        made.add_member("g", 0, annotations={names.POD_SET: "first"}, affinity=near("w"))
+        made.add_member("g", 1, annotations={names.POD_SET: "second"}, labels={"app": "w"})
+        async with term(made, tmp_path, dies_at=dies_at, is_after=is_after) as first:
+            await settled(first, lambda: first.api.dead.is_set() or all(started(made, count=2)))
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: all(started(made, count=2)))
+
+    assert was_let_go_after(made, "g-0", "g-1")

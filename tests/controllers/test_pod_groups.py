@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.api import names
-from tests.controllers.gang_harness import GANGS, GangHarness, Term, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, TOPOLOGIES, GangHarness, Term, cluster, settled, term
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/team/podgroups"
+RACK = "example.com/rack"
 MEMBER = {"schedulingGroup": {"podGroupName": "g"}}
 
 
@@ -74,6 +75,25 @@ async def test_a_written_gang_that_contradicts_its_group_waits(tmp_path: Path) -
         assert made.held() == 0
         put_group(made, 2)
         await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(3)), seconds=16)
+
+
+async def test_the_gang_of_a_group_keeps_its_domain_until_it_starts(tmp_path: Path) -> None:
+    """Nobody can change a PodGroup's domain. Who lifts it in the GpuGang that was made for it finds it set again."""
+    domain = {"schedulingConstraints": {"topology": [{"key": RACK}]}}
+    async with cluster("n1", labels={RACK: "r1"}) as made, term(made, tmp_path) as running:
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": RACK}]}})
+        put_group(made, 2, **domain)
+        for number in range(2):
+            made.add_member("g", number, gpus=8, **MEMBER)
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+        wanted = made.gang("g")["spec"]["topology"]
+        gang = made.gang("g")
+        metadata = {key: value for key, value in gang["metadata"].items() if key != "resourceVersion"}
+        lifted = {**gang["spec"], "topology": {"mode": "preferred", "level": RACK}}
+        made.server.put(f"{GANGS}/g", {**gang, "metadata": metadata, "spec": lifted})
+        await settled(running, lambda: made.gang("g")["spec"]["topology"] == wanted)
+
+    assert wanted == {"mode": "required", "level": RACK}
 
 
 async def test_a_member_that_failed_counts_for_nobody(tmp_path: Path) -> None:

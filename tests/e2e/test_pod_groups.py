@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+import orjson
 import pytest
 
 from atoll.api import names
@@ -198,6 +199,28 @@ def test_a_group_that_requires_a_domain_gets_one(groups: Groups) -> None:
     groups.wait_whole("racked", 4)
     (node,) = set(groups.bound("racked"))
     assert node != taken
+    for key in (RACK, "kubernetes.io/hostname"):
+        change = orjson.dumps({"spec": {"schedulingConstraints": {"topology": [{"key": key}]}}}).decode()
+        done = groups.world.kubectl("patch", "podgroup", "racked", "--type=merge", "-p", change)
+        assert (done.returncode == 0) is (key == RACK)
+    assert "field is immutable" in done.stderr
+
+
+def test_a_written_gang_starts_once_it_requires_the_domain_of_its_group(groups: Groups) -> None:
+    """Two members fill both machines: kube-scheduler would bind neither. It says so, and starts where both fit."""
+    world = groups.world
+    groups.create("wide", min_count=2, schedulingConstraints={"topology": [{"key": RACK}]})
+    gang = {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": {"name": "wide"},
+            "spec": {"podSets": [{"name": "pods", "count": 2}]}}  # fmt: skip
+    world.cluster.api.request("POST", GANGS.format(world.namespace), gang)
+    groups.job("wide", pods=2, claim="four")
+    world.wait(lambda: f"required and level {RACK}" in str(groups.gang("wide").get("status")), "the contradiction")
+    assert not groups.held("wide")
+    change = orjson.dumps({"spec": {"topology": {"mode": "required", "level": RACK}}}).decode()
+    done = world.kubectl("patch", "gpugang", "wide", "--type=merge", "-p", change)
+    assert done.returncode == 0, done.stderr
+    groups.wait_whole("wide", 2)
+    assert len(set(groups.bound("wide"))) == 1
 
 
 def test_an_urgent_group_evicts_one_of_lower_priority_whole(groups: Groups) -> None:

@@ -578,8 +578,8 @@ def test_waiting_time_is_that_of_the_snapshot() -> None:
 
 
 def test_what_kube_scheduler_said_stands_beside_a_pod_that_fits() -> None:
-    """A volume or a spreading constraint may be in the way, which are not followed: then its own last word is told."""
-    said = "0/1 nodes are available: 1 node(s) had volume node affinity conflict."
+    """A rule may be in the way that is not followed, such as that of a plugin: then its own last word is told."""
+    said = "0/1 nodes are available: 1 node(s) are drained by hand."
     found = situation({"n1": {}}, [], waiting(1))
     refused = PodCondition("PodScheduled", "False", "Unschedulable", said)
     pod = msgspec.structs.replace(found.pod, status=PodStatus(conditions=(refused,)))

@@ -12,7 +12,7 @@ from typing import Final
 
 from atoll.cluster.gangs.member_limits import level_of
 from atoll.cluster.gangs.node_domains import ALONE
-from atoll.cluster.gangs.rehearsal import Clash, MemberRule, VolumeClash, find_clash
+from atoll.cluster.gangs.rehearsal import Circle, Clash, MemberRule, VolumeClash, find_clash
 from atoll.cluster.gangs.search_input import PART, GangSearchInput, PlacementSnapshot
 from atoll.cluster.spread import SpreadCount, spread_counts
 from topology.gangs.descent import StepBudget
@@ -30,7 +30,7 @@ DOMAINS_MAX: Final = 8
 
 def arrange(
     question: GangSearchInput, cluster: PlacementSnapshot, budget: StepBudget
-) -> tuple[GangSearchInput, Placement] | PlacementRefusal | Clash | VolumeClash:
+) -> tuple[GangSearchInput, Placement] | PlacementRefusal | Clash | Circle | VolumeClash:
     """Return a plan with the question that it answers; or which volumes a plan lacks that breaks no other rule, or the
     first refusal, or what every plan that was tried breaks. Raises TopologyError as the search does."""
     left: list[GangSearchInput] = [question]
@@ -51,6 +51,8 @@ def arrange(
         clash = find_clash(placed, cluster)
         if clash is None:
             return asked, answer
+        if isinstance(clash, Circle):
+            return clash
         if isinstance(clash, VolumeClash):
             failure = clash
             continue

@@ -14,7 +14,7 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import done_before
-from atoll.cluster.gangs.rehearsal import Clash, VolumeClash
+from atoll.cluster.gangs.rehearsal import Circle, Clash, VolumeClash
 from atoll.cluster.gangs.search_input import (
     GangSearchInput,
     Models,
@@ -54,8 +54,10 @@ class NoPlacement:
         return self.verdict is Verdict.BUSY or self.waits_for_nodes
 
 
-def refused(by: PlacementRefusal | Clash | VolumeClash) -> NoPlacement:
+def refused(by: PlacementRefusal | Clash | Circle | VolumeClash) -> NoPlacement:
     """Return the answer for what finds no place on a snapshot."""
+    if isinstance(by, Circle):
+        return NoPlacement(Verdict.NEVER, by.text, "NeverFits")
     if isinstance(by, VolumeClash):
         return NoPlacement(Verdict.UNKNOWN, by.text, "WaitForQuorum")
     return NoPlacement(Verdict.BUSY, by.text, "WaitForRoom")

@@ -5,13 +5,14 @@ A PodGroup of policy gang becomes a GpuGang of its name: the same quorum, the re
 them go with their GPUs. What a GpuGang cannot keep is refused in words.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from atoll.api import names
-from atoll.api.gangs import MEMBERS_MAX, GpuGang
+from atoll.api.gangs import MEMBERS_MAX, GpuGang, TopologyMode
+from atoll.api.topologies import HOSTNAME
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.objects import Metadata, Pod
 
@@ -72,6 +73,12 @@ class PodGroup(msgspec.Struct, frozen=True, rename="camel"):
         gang = self.spec.scheduling_policy.gang
         return gang.min_count if gang is not None else 0
 
+    @property
+    def domain_key(self) -> str:
+        """Label of the nodes whose value all pods share; empty for none."""
+        constraints = self.spec.scheduling_constraints
+        return next((one.key for one in constraints.topology), "") if constraints is not None else ""
+
 
 def refusal(group: PodGroup, *, priority: int) -> str:
     """Return why pods of this priority cannot start as this group, and what to change; empty if they can."""
@@ -129,10 +136,9 @@ def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:
     lacking = max(0, group.min_count - sum(counts.values()))
     first, *others = sorted(counts.items())
     pod_sets = [{"name": name, "count": count} for name, count in ((first[0], first[1] + lacking), *others)]
-    mode, constraints = group.spec.disruption_mode, group.spec.scheduling_constraints
+    mode = group.spec.disruption_mode
     is_one = mode is not None and mode.all is not None
-    levels = constraints.topology if constraints is not None else ()
-    topology = {"topology": {"mode": "required", "level": levels[0].key}} if levels else {}
+    topology = {"topology": {"mode": "required", "level": group.domain_key}} if group.domain_key else {}
     return {
         "minMember": max(group.min_count, sum(counts.values())) if is_one else group.min_count,
         "podSets": pod_sets,
@@ -140,11 +146,27 @@ def gang_spec(group: PodGroup, counts: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def conflict(group: PodGroup, gang: GpuGang) -> str:
-    """Return why a GpuGang that a user wrote contradicts the group; empty if it does not."""
-    if group.min_count <= gang.spec.quorum:
-        return ""
-    return (
-        f"the GpuGang starts {gang.spec.quorum} members, and kube-scheduler none before PodGroup "
-        f"{group.metadata.name!r} has minCount {group.min_count}; set minMember to {group.min_count} or more"
-    )
+def conflict(group: PodGroup, gang: GpuGang, levels: Sequence[str]) -> str:
+    """Return why a GpuGang that a user wrote contradicts the group; empty if it does not. `levels`: of the gang's
+    Topology, widest first."""
+    named = f"PodGroup {group.metadata.name!r}"
+    if group.min_count > gang.spec.quorum:
+        return (
+            f"the GpuGang starts {gang.spec.quorum} members, and kube-scheduler none before {named} has minCount "
+            f"{group.min_count}; set minMember to {group.min_count} or more"
+        )
+    if group.min_count and group.domain_key and not _keeps_domain(gang, group.domain_key, levels):
+        return (
+            f"kube-scheduler keeps all pods of {named} in one domain of {group.domain_key}, and the GpuGang does not; "
+            f"set spec.topology to mode required and level {group.domain_key}"
+        )
+    return ""
+
+
+def _keeps_domain(gang: GpuGang, key: str, levels: Sequence[str]) -> bool:
+    """Tell whether all members stay in one domain of a node label, or in a narrower one."""
+    wanted = gang.spec.topology
+    if wanted is None or wanted.mode is not TopologyMode.REQUIRED:
+        return False
+    narrower = levels[levels.index(key) :] if key in levels else ()
+    return wanted.level in (key, HOSTNAME, *narrower)

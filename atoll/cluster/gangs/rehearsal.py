@@ -2,17 +2,19 @@
 
 What one member means for another is weighed here: required affinity and anti-affinity by any node label, strict
 topology spread, and volumes that they compete for. What pods that run already mean is weighed before, see
-atoll.cluster.host_fit. The answer holds for every order in which the members may bind.
+atoll.cluster.host_fit. The answer holds for every order in which the members may bind, if those that have to be near
+others come after them, see atoll.cluster.gangs.bind_order.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.cluster import pod_fit
+from atoll.cluster.gangs.bind_order import BindOrder, MemberKind, Placed, kinds_of, order_of
 from atoll.cluster.gangs.search_input import PlacementSnapshot
-from atoll.cluster.objects import LabelSelector, Pod
+from atoll.cluster.objects import Pod
 from atoll.cluster.spread import spread_counts, strict_constraints
 from atoll.cluster.static_volumes import static_clash
 from atoll.cluster.volume_limits import crowded_node
@@ -46,6 +48,22 @@ class Clash:
 
 
 @dataclass(frozen=True, slots=True)
+class Circle:
+    """Members of these pod sets would all have to come after each other: no arrangement helps."""
+
+    pod_sets: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        named = f"pod set {self.pod_sets[0]}" if len(self.pod_sets) == 1 else f"pod sets {' and '.join(self.pod_sets)}"
+        return (
+            f"members of {named} can only be bound after each other, by their required pod affinity, so none can be "
+            "the first; remove it from some of them, or let them prefer it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeClash:
     """Members may find no static volume, or need more volumes than a host takes; no other arrangement is sought for
     that."""
@@ -53,28 +71,23 @@ class VolumeClash:
     text: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rehearsed:
-    """Members of one pod set that no rule of the gang tells apart, and how many of them are on each node."""
-
-    pod_set: str
-    pod: Pod
-    on: Counter[str] = field(default_factory=Counter)
-
-
 def minds_mates(pod: Pod) -> bool:
     """Tell whether a rule of the pod may mean other members."""
     return pod_fit.minds_neighbours(pod) or any(True for _ in strict_constraints(pod))
 
 
-def find_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnapshot) -> Clash | VolumeClash | None:
-    """Return the first clash of a plan; None if kube-scheduler takes it. `placed`: pod set, member and node."""
-    kinds = _kinds(placed)
-    rules = (clash for kind in kinds if minds_mates(kind.pod) for clash in _clashes(kind, kinds, cluster))
+def find_clash(placed: Sequence[Placed], cluster: PlacementSnapshot) -> Clash | Circle | VolumeClash | None:
+    """Return the first clash of a plan; None if kube-scheduler takes it."""
+    kinds = tuple(dict.fromkeys(kinds_of(placed)))
+    minding = [kind for kind in kinds if minds_mates(kind.pod)]
+    order = order_of(kinds if minding else (), cluster)
+    if circle := order.circle():
+        return Circle(circle)
+    rules = (clash for kind in minding for clash in _clashes(kind, kinds, order, cluster))
     return next(rules, None) or _volume_clash(placed, cluster)
 
 
-def _volume_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnapshot) -> VolumeClash | None:
+def _volume_clash(placed: Sequence[Placed], cluster: PlacementSnapshot) -> VolumeClash | None:
     users = [(pod, node) for _, pod, node in placed if pod.spec.volumes]
     if not users:
         return None
@@ -83,32 +96,9 @@ def _volume_clash(placed: Sequence[tuple[str, Pod, str]], cluster: PlacementSnap
     return VolumeClash(told) if told else None
 
 
-def _kinds(placed: Sequence[tuple[str, Pod, str]]) -> list[Rehearsed]:
-    """Group the members by pod set and by those of their labels that some rule names."""
-    keys = sorted({key for pod in {name: pod for name, pod, _ in placed}.values() for key in _keys_named(pod)})
-    found: dict[tuple[str | None, ...], Rehearsed] = {}
-    for name, pod, node in placed:
-        kind = (name, *(pod.metadata.labels.get(key) for key in keys))
-        found.setdefault(kind, Rehearsed(name, pod)).on[node] += 1
-    return list(found.values())
-
-
-def _keys_named(pod: Pod) -> Iterator[str]:
-    terms = (*pod_fit.anti_terms(pod), *pod_fit.affinity_terms(pod))
-    constraints = tuple(strict_constraints(pod))
-    for term in terms:
-        yield from (*_keys_of(term.label_selector), *term.match_label_keys, *term.mismatch_label_keys)
-    for constraint in constraints:
-        yield from (*_keys_of(constraint.label_selector), *constraint.match_label_keys)
-
-
-def _keys_of(selector: LabelSelector | None) -> Iterator[str]:
-    if selector is not None:
-        yield from selector.match_labels
-        yield from (row.key for row in selector.match_expressions)
-
-
-def _clashes(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnapshot) -> Iterator[Clash]:
+def _clashes(
+    kind: MemberKind, kinds: Sequence[MemberKind], order: BindOrder, cluster: PlacementSnapshot
+) -> Iterator[Clash]:
     for term in pod_fit.anti_terms(kind.pod):
         key = term.topology_key
         here = _domains(kind, key, cluster)
@@ -117,7 +107,7 @@ def _clashes(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnap
                 there = _domains(other, key, cluster)
                 shared = (domain for domain in here if there[domain] > (1 if other is kind else 0))
                 yield from (Clash(MemberRule.APART, kind.pod_set, other.pod_set, key, domain) for domain in shared)
-    yield from _unmet(kind, kinds, cluster)
+    yield from _unmet(kind, order, cluster)
     for number, count in enumerate(spread_counts(kind.pod, list(cluster.nodes.values()), cluster.pods_on)):
         meant = sum((other.on for other in kinds if count.means(other.pod)), Counter[str]())
         crowded = count.crowded(kind.on, meant)
@@ -126,29 +116,16 @@ def _clashes(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnap
             yield Clash(MemberRule.SPREAD, kind.pod_set, kind.pod_set, key, crowded, number)
 
 
-def _unmet(kind: Rehearsed, kinds: Sequence[Rehearsed], cluster: PlacementSnapshot) -> Iterator[Clash]:
-    """Yield where the affinity of members is not met by the others: where nobody is yet whom it means, they all have to
-    be in one domain, with one of those."""
-    terms, pods_on, labels = pod_fit.affinity_terms(kind.pod), cluster.pods_on, cluster.namespaces
-    nodes = list(cluster.nodes.values())
-    if not terms or pod_fit.PodNeighbours.of(kind.pod, nodes, pods_on, labels).needed:
-        return
-    meant = [
-        other
-        for other in kinds
-        if all(pod_fit.term_matches(term, of=kind.pod, other=other.pod, labels=labels) for term in terms)
-    ]
-    is_own_kind = any(other is kind for other in meant)
-    for term in terms:
-        here = _domains(kind, term.topology_key, cluster).keys()
-        theirs = [_domains(other, term.topology_key, cluster).keys() for other in meant]
-        is_met = any(domains & here for domains in theirs) and not (is_own_kind and any(one - here for one in theirs))
-        if len(here) > 1 or not is_met:
-            other = next((one.pod_set for one in meant if one.pod_set != kind.pod_set), kind.pod_set)
-            yield Clash(MemberRule.NEAR, kind.pod_set, other, term.topology_key)
+def _unmet(kind: MemberKind, order: BindOrder, cluster: PlacementSnapshot) -> Iterator[Clash]:
+    """Yield what members lack that can be bound after no others."""
+    company = order.company[kind]
+    for name in sorted(order.stuck.get(kind, ()))[:1]:
+        key = next(term.topology_key for term in company.terms if company.is_lacking(term, cluster.nodes.get(name)))
+        other = next((one.pod_set for one in company.meant if one.pod_set != kind.pod_set), kind.pod_set)
+        yield Clash(MemberRule.NEAR, kind.pod_set, other, key)
 
 
-def _domains(kind: Rehearsed, key: str, cluster: PlacementSnapshot) -> Counter[str]:
+def _domains(kind: MemberKind, key: str, cluster: PlacementSnapshot) -> Counter[str]:
     """Count the members in each domain of a node label."""
     found: Counter[str] = Counter()
     for name, count in kind.on.items():

@@ -9,7 +9,7 @@ from atoll.api import names
 from atoll.api.gangs import MEMBERS_MAX, GpuGang
 from atoll.cluster.gangs.pod_groups import PodGroup, conflict, gang_spec, refusal
 
-RACK = "example.com/rack"
+RACK, ZONE = "example.com/rack", "topology.kubernetes.io/zone"
 
 
 def group(min_count: int | None = 4, **spec: Any) -> PodGroup:
@@ -83,5 +83,29 @@ def test_a_written_gang_needs_at_least_as_many_as_the_group(min_member: int, wor
     spec = {"minMember": min_member, "podSets": [{"name": "all", "count": 8}]}
     gang = GpuGang.model_validate({"apiVersion": names.API_VERSION, "metadata": {"name": "training"}, "spec": spec})
 
-    assert words in conflict(group(), gang)
-    assert conflict(group(None), gang) == ""
+    assert words in conflict(group(), gang, ())
+    assert conflict(group(None), gang, ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("topology", "is_kept"),
+    [
+        pytest.param(None, False, id="no topology"),
+        pytest.param({"mode": "preferred", "level": RACK}, False, id="a wish"),
+        pytest.param({"mode": "required", "level": ZONE}, False, id="a wider domain"),
+        pytest.param({"mode": "required", "level": RACK}, True, id="the same"),
+        pytest.param({"mode": "required", "level": "example.com/block"}, True, id="a narrower one"),
+        pytest.param({"mode": "required", "level": "kubernetes.io/hostname"}, True, id="one machine"),
+    ],
+)
+def test_a_written_gang_keeps_at_least_the_domain_of_the_group(topology: dict[str, Any] | None, is_kept: bool) -> None:
+    """Else members would be pinned, with GPUs, where kube-scheduler's own cycle for the group binds none of them."""
+    spec = {"podSets": [{"name": "all", "count": 4}], **({"topology": topology} if topology else {})}
+    gang = GpuGang.model_validate({"apiVersion": names.API_VERSION, "metadata": {"name": "training"}, "spec": spec})
+    racked = group(schedulingConstraints={"topology": [{"key": RACK}]})
+
+    told = conflict(racked, gang, (ZONE, RACK, "example.com/block"))
+
+    assert (told == "") is is_kept
+    assert is_kept or f"set spec.topology to mode required and level {RACK}" in told
+    assert conflict(group(), gang, ()) == ""
