@@ -1,6 +1,8 @@
 """The engine runs pipelines: every type of step, cancel, overlap, another leader."""
 
 import asyncio
+import multiprocessing
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from pipelines.records import migrate_pipelines
 from pipelines.store import advance, cancel_run, get_run, rerun_run, steps_of
 from tests.pipelines.made import JOB, step
 from tests.pipelines.test_sequencing import gpu_step, queue_file
+from tests.pipelineservice import killed
 from tests.pipelineservice.world import WAIT_SECONDS, EngineWorld
 
 SERVE = {"job_type": "service", "container": {"image": "busybox:1"}}
@@ -298,6 +301,25 @@ async def test_the_next_leader_continues_in_the_same_process(database: Database,
 
     assert len(calls) == 1
     assert await database.read(lambda session: session.scalar(select(func.count()).select_from(JobRecord))) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_leader_that_stands_still_holds_up_nobody(database: Database, database_url: str) -> None:
+    """It stopped within a transaction that had locked the run; the next leader ends the run all the same."""
+    world = EngineWorld(database, database_url)
+    run_id = await world.begin(step("a"))
+    context = multiprocessing.get_context("spawn")
+    frozen = context.Process(target=killed.stand_still, args=(database_url, run_id, 1))
+    frozen.start()
+    assert frozen.pid is not None
+    _, status = await asyncio.to_thread(os.waitpid, frozen.pid, os.WUNTRACED)
+    async with world.leading():
+        try:
+            assert os.WIFSTOPPED(status)
+            assert await world.until_ended(run_id) == ("succeeded", "")
+        finally:
+            frozen.kill()
+            frozen.join()
 
 
 async def test_forbid_refuses_a_second_run_and_replace_cancels_the_first(small: EngineWorld) -> None:
