@@ -30,6 +30,10 @@ DIALECTS: Final = ("sqlite", "postgresql")
 PRAGMAS: Final = ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000")
 """Readers do not wait for writers; a power cut may lose the last transactions but never corrupts the file."""
 
+IDLE_SECONDS: Final = 20
+"""PostgreSQL ends a transaction whose process sends nothing more, because it stands still or its machine is gone: it
+would keep its locks from the replica that takes over."""
+
 T = TypeVar("T")
 
 
@@ -90,6 +94,8 @@ def engine_of(url: str, *, keys_hold: bool = True) -> Engine:
         pragmas = (*PRAGMAS, f"foreign_keys={'ON' if keys_hold else 'OFF'}")
         event.listen(engine, "connect", lambda connection, _record: _prepare_sqlite(connection, pragmas))
         event.listen(engine, "begin", _begin_sqlite)
+    else:
+        event.listen(engine, "connect", _prepare_postgresql)
     return engine
 
 
@@ -155,6 +161,11 @@ def _prepare_sqlite(connection: Any, pragmas: Sequence[str]) -> None:  # noqa: A
     connection.isolation_level = None  # we begin transactions, not the driver
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:  # noqa: ANN401 - a connection of the driver
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -313,11 +313,25 @@ async def cancel_pipeline_run(asked: OnePipeline, run_id: UUID) -> RunView:
     return await asked.write_run(lambda session: cancel_run(session, str(run_id), now=now, actor=actor))
 
 
-async def run_again(asked: OnePipeline, run_id: UUID) -> RunView:
-    """Begin a run that keeps what succeeded in an ended one."""
+async def run_again(
+    asked: OnePipeline,
+    run_id: UUID,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(max_length=KEY_LENGTH_MAX)] = None,
+) -> RunView:
+    """Begin a run that keeps what succeeded in an ended one. A repeated idempotency key returns the run begun before,
+    with status 200."""
     await asked.run(str(run_id), JobPermission.RETRY)
-    now, actor = asked.parts.now(), asked.caller.name
-    return await asked.write_run(lambda session: rerun_run(session, str(run_id), now=now, actor=actor))
+    now, actor, is_new = asked.parts.now(), asked.caller.name, False
+
+    def change(session: Session) -> RunRecord:
+        nonlocal is_new
+        record, is_new = rerun_run(session, str(run_id), now=now, actor=actor, key=idempotency_key)
+        return record
+
+    view = await asked.write_run(change)
+    response.status_code = 201 if is_new else 200
+    return view
 
 
 # Errors

@@ -17,7 +17,7 @@ import structlog
 from dbos import DBOS, DBOSPortableJSONSerializer, SetWorkflowID
 from sqlalchemy import create_engine
 
-from jobs.database import address_of
+from jobs.database import IDLE_SECONDS, address_of
 from pipelines.performing import Once
 from pipelines.store import Try
 
@@ -128,6 +128,7 @@ def _launch(url: str) -> None:
         config={
             "name": "atoll",
             "system_database_url": address,
+            "sys_db_idle_transaction_timeout_sec": IDLE_SECONDS,
             "application_version": ENGINE_VERSION,
             "executor_id": EXECUTOR,
             "serializer": DBOSPortableJSONSerializer(),

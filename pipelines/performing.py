@@ -29,14 +29,23 @@ from atoll.pipelines.words import StepState, StepType
 from jobs.api_parts import ApiParts
 from jobs.creating import creation_of
 from jobs.database import Database
-from jobs.errors import JobServiceError
+from jobs.errors import JobServiceError, RecordUnreadable
 from jobs.problems import ApiRefusal
 from jobs.submission import Submission
 from pipelines.mail import Mailer
 from pipelines.notifying import Notice, Notifier
 from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
 from pipelines.records import PipelineRecord, StepRecord
-from pipelines.store import Try, advance, cancel_job_of_step, get_pipeline, get_run, snapshot_of
+from pipelines.store import (
+    Try,
+    advance,
+    cancel_job_of_step,
+    fail_run,
+    get_pipeline,
+    get_run,
+    snapshot_of,
+    step_to_begin,
+)
 from pipelines.watching import JobSight, Sleeper, StepSight, StepWatch
 
 log = structlog.get_logger(__name__)
@@ -46,6 +55,7 @@ ACT_SECONDS: Final = 60.0
 """How long a call may take if its step has no timeout."""
 JOB_NAME_LENGTH: Final = 40
 DATABASE_PAUSE_SECONDS: Final = 1.0
+STOPPED: Final = {"error": "stopped", "may_retry": False}
 
 T = TypeVar("T")
 
@@ -113,14 +123,16 @@ class StepPerformer:
         self._notifier = Notifier(parts.database, parts.outgoing, Mailer(parts.api.settings))
 
     async def perform(self, one: Try, once: Once) -> None:
-        """Perform a try and record its end."""
-        scene = await self._lasting(lambda: self._scene(one))
-        if await self._is_stopped_before(scene):
-            outcome = TryOutcome(error="stopped")
-        else:
-            began = await once("act", lambda: self._lasting(lambda: self._act(scene)))
+        """Perform a try and record its end; a run that can no longer be read fails."""
+        try:
+            scene = await self._lasting(lambda: self._scene(one))
+            is_stopped = await self._is_stopped_before(scene)
+            began = await once("act", lambda: self._lasting(lambda: self._act(scene, is_stopped=is_stopped)))
             outcome = await self._outcome(scene, began)
-        await once("record", lambda: self._lasting(lambda: self._record(one, outcome)))
+            await once("record", lambda: self._lasting(lambda: self._record(one, outcome)))
+        except RecordUnreadable as error:
+            change = partial(fail_run, run_id=one.run_id, why=str(error), now=self._parts.clock.now())
+            await self._lasting(lambda: self._parts.database.write(change))
 
     async def _lasting(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat work, which may be repeated, until the database answers: a try that raised would never go on."""
@@ -143,7 +155,9 @@ class StepPerformer:
         return await self._parts.database.read(read)
 
     async def _is_stopped_before(self, scene: _Scene) -> bool:
-        """Wait for the end of the pause before a retry; return whether the step is stopped first."""
+        """Wait for the end of the pause before a retry; return whether the step is stopped first, or was already."""
+        if scene.run.of(scene.one.key).is_stopping:
+            return True
         while scene.not_before is not None and self._parts.clock.now() < scene.not_before:
             if (await self._watch.look(scene.one)).is_stopping:
                 return True
@@ -157,8 +171,10 @@ class StepPerformer:
 
     # Acting
 
-    async def _act(self, scene: _Scene) -> dict[str, Any]:
+    async def _act(self, scene: _Scene, *, is_stopped: bool) -> dict[str, Any]:
         """Act; return the output, the error, or what to wait for, with the time at which that began."""
+        if is_stopped:
+            return STOPPED
         seconds = ACT_SECONDS if scene.step.timeout is None else float(scene.step.timeout)
         is_job = scene.step.step_type is StepType.JOB  # its timeout counts from its record, which is not cut off
         try:
@@ -197,9 +213,12 @@ class StepPerformer:
             submission = Submission(json.dumps(body).encode(), caller, scene.key)
             creation = await creation_of(parts.api, submission, parts.api.settings.cluster, now)
 
-            def record(session: Any) -> str:  # noqa: ANN401 - a session
+            def record(session: Any) -> str | None:  # noqa: ANN401 - a session
+                step = step_to_begin(session, scene.one)
+                if step is None:
+                    return None
                 job, _ = creation(session, str(uuid4()))
-                session.get(StepRecord, (scene.one.run_id, scene.one.key)).job_id = job.id
+                step.job_id = job.id
                 return job.id
 
             job_id = await parts.database.write(record)
@@ -207,6 +226,8 @@ class StepPerformer:
             raise StepRefused(f"the job is refused: {refusal.problem.detail}") from refusal
         except JobServiceError as error:
             return {"error": str(error)}
+        if job_id is None:
+            return STOPPED
         if not scene.settings.wait_for_ready:
             return {"output": {"job_id": job_id, "status": JobState.PENDING.value, "name": body["name"]}}
         return {"job_id": job_id}

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.retries import bounded
-from atoll.jobs.states import IllegalStep
+from atoll.jobs.states import ENDED, IllegalStep, JobState
 from atoll.pipelines.deciding import (
     Decision,
     EndRun,
@@ -26,11 +26,11 @@ from atoll.pipelines.deciding import (
     TryOutcome,
     after_try,
     new_run,
-    rerun,
     settled,
 )
 from atoll.pipelines.graph import PipelineGraph
 from atoll.pipelines.model import Pipeline
+from atoll.pipelines.rerunning import rerun
 from atoll.pipelines.words import (
     ENDED_RUNS,
     ENDED_STEPS,
@@ -41,6 +41,7 @@ from atoll.pipelines.words import (
     StepType,
 )
 from jobs.errors import JobUnknown, RecordUnreadable
+from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
 from pipelines.errors import KeyTaken, PipelineDeployed, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
 from pipelines.quota import gpu_room
@@ -185,19 +186,43 @@ def create_run(session: Session, pipeline_id: str, asked: RunRequest, now: datet
     return _recorded(session, owner, new_run(graph, str(uuid4()), asked.inputs), asked, now=now), True
 
 
-def rerun_run(session: Session, run_id: str, *, now: datetime, actor: str) -> RunRecord:
-    """Record a run that keeps what succeeded in an ended one. Raises RunUnknown, RunNotEnded, RunActive."""
+def rerun_run(
+    session: Session, run_id: str, *, now: datetime, actor: str, key: str | None = None
+) -> tuple[RunRecord, bool]:
+    """Record a run that keeps what succeeded in an ended one; return it and whether it is new: a repeated idempotency
+    key returns the earlier run.
+
+    Raises RunUnknown, RunNotEnded, RunActive, KeyTaken, RecordUnreadable.
+    """
     earlier = get_run(session, run_id)
     owner = _locked_pipeline(session, earlier.pipeline_id)
+    known = _by_key(session, owner.id, key)
+    if known is not None:
+        if known.rerun_of != run_id:
+            raise KeyTaken(key or "")
+        return known, False
     if earlier.state not in (RunState.FAILED, RunState.CANCELLED):
         raise RunNotEnded(owner.name, earlier.number, earlier.state)
-    snapshot = rerun(snapshot_of(session, earlier), str(uuid4()))
+    snapshot = rerun(snapshot_of(session, earlier), str(uuid4()), lost=_lost_steps(session, run_id))
     may_overlap = snapshot.graph.pipeline.overlap is OverlapPolicy.ALLOW
     active = () if may_overlap else _active_runs(session, owner.id)
     if active:
         raise RunActive(owner.name, active[0].number)
-    asked = RunRequest(earlier.inputs, actor, f"run {earlier.number} again")
-    return _recorded(session, owner, snapshot, asked, now=now, rerun_of=earlier)
+    asked = RunRequest(earlier.inputs, actor, f"run {earlier.number} again", key)
+    return _recorded(session, owner, snapshot, asked, now=now, rerun_of=earlier), True
+
+
+def _lost_steps(session: Session, run_id: str) -> set[str]:
+    """Return the steps whose jobs went on when they succeeded, such as services, and do so no more."""
+    steps = session.scalars(select(StepRecord).where(StepRecord.run_id == run_id)).all()
+    jobs = {
+        one.key: one.output["job_id"]
+        for one in steps
+        if one.output.get("status") in (JobState.PENDING, JobState.RUNNING)
+    }
+    found = session.execute(select(JobRecord.id, JobRecord.state).where(JobRecord.id.in_(jobs.values())))
+    alive = {job_id for job_id, state in found if JobState(state) not in ENDED - {JobState.SUCCEEDED}}
+    return {key for key, job_id in jobs.items() if job_id not in alive}
 
 
 def _recorded(
@@ -304,8 +329,21 @@ def cancel_run(session: Session, run_id: str, *, now: datetime, actor: str) -> R
     for step in steps_of(session, run_id):
         if step.job_id is not None:
             cancel_job_of_step(session, step.job_id, now=now, actor=actor)
-    advance(session, run_id, now=now)
+    try:
+        advance(session, run_id, now=now)
+    except RecordUnreadable as error:
+        fail_run(session, run_id, str(error), now=now)
     return record
+
+
+def step_to_begin(session: Session, one: Try) -> StepRecord | None:
+    """Return the record of a step that begins a job in this transaction; None if it was stopped before it began one.
+
+    Whoever cancels the run waits, and then finds the job. Raises RunUnknown.
+    """
+    _locked_run(session, one.run_id)
+    record = session.get_one(StepRecord, (one.run_id, one.key))
+    return None if record.is_stopping and record.job_id is None else record
 
 
 def cancel_job_of_step(session: Session, job_id: str, *, now: datetime, actor: str) -> None:
@@ -358,9 +396,17 @@ def advance(
 
 
 def fail_run(session: Session, run_id: str, why: str, *, now: datetime) -> None:
-    """End a run that cannot begin. Raises RunUnknown."""
+    """End a run that cannot go on, with the jobs of its steps. Raises RunUnknown."""
     record = _locked_run(session, run_id)
+    if record.state in ENDED_RUNS:
+        return
     record.state, record.message, record.ended_at = RunState.FAILED.value, bounded(why), now
+    for step in steps_of(session, run_id):
+        if step.state in ENDED_STEPS:
+            continue
+        if step.job_id is not None:
+            cancel_job_of_step(session, step.job_id, now=now, actor="atoll")
+        step.state, step.error, step.ended_at = StepState.FAILED.value, bounded(why), now
     session.flush()
 
 
@@ -417,7 +463,9 @@ def _write_steps(
         known = before.records.get(key)
         if known is not None and before.steps[key] == step and key not in pauses:
             continue
-        record = known or StepRecord(run_id=run.id, key=key, position=positions[key.partition("[")[0]])
+        record = known or StepRecord(
+            run_id=run.id, key=key, position=positions[key.partition("[")[0]], job_id=step.output.get("job_id")
+        )
         record.state, record.attempt, record.output = step.state.value, step.attempt, dict(step.output)
         record.error, record.is_stopping = bounded(step.error), step.is_stopping
         record.skip_cause = step.skip_cause.value if step.skip_cause is not None else None

@@ -484,17 +484,3 @@ def values_of(run: RunSnapshot, name: str, number: int | None) -> dict[str, Any]
 def _step_values(name: str, step: StepRun) -> dict[str, Any]:
     own = {"state": step.state.value, "error": step.error}
     return {f"steps.{name}.{field}": value for field, value in {**step.output, **own}.items()}
-
-
-def _loop_of(run: RunSnapshot, key: str) -> str | None:
-    """Return the loop whose body a step is, or None."""
-    loop = run.graph.owner(step_of(run.graph, key)[0].name, StepType.LOOP)
-    return loop.name if loop is not None else None
-
-
-def rerun(run: RunSnapshot, run_id: str) -> RunSnapshot:
-    """Return a new run that keeps what succeeded in an ended one; everything else runs again, failed loops whole."""
-    kept = {key: one for key, one in run.steps.items() if one.state is StepState.SUCCEEDED}
-    steps = {key: one for key, one in kept.items() if _loop_of(run, key) in (None, *kept)}
-    fresh = new_run(run.graph, run_id, run.inputs)
-    return replace(fresh, steps={**fresh.steps, **steps})

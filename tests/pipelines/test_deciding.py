@@ -21,6 +21,7 @@ from atoll.pipelines.deciding import (
 )
 from atoll.pipelines.graph import PipelineGraph, step_of
 from atoll.pipelines.model import PipelineStep
+from atoll.pipelines.rerunning import rerun
 from atoll.pipelines.words import FailureRule, RunState, SkipCause, StepState, StepType
 from tests.pipelines.made import graph, step
 
@@ -43,10 +44,17 @@ class PlayedRun:
         return {key: one.state.value for key, one in self.run.steps.items()}
 
 
-def play(made: PipelineGraph, fails: Mapping[str, int], *, order: Any = None, cancel_after: int = -1) -> PlayedRun:
+def play(
+    made: PipelineGraph,
+    fails: Mapping[str, int],
+    *,
+    order: Any = None,
+    cancel_after: int = -1,
+    begun: RunSnapshot | None = None,
+) -> PlayedRun:
     """Play a run. fails: how many tries of a step fail, by its name; order: draws which running try ends next;
-    cancel_after: ends of tries after which the run is cancelled."""
-    run, running, tries = new_run(made, "r1", {}), [], Counter[str]()
+    cancel_after: ends of tries after which the run is cancelled; begun: the run if it is not a new one."""
+    run, running, tries = begun or new_run(made, "r1", {}), [], Counter[str]()
     most, late = Counter[str](), list[str]()
     for ended in range(ROUNDS_MAX):
         if ended == cancel_after:
@@ -205,7 +213,37 @@ def test_after_a_failure_or_a_cancel_nothing_begins(drawn: Any, data: Any, cance
     assert not life.run.cancel_requested or life.end.state is RunState.CANCELLED
 
 
+@given(pipelines(), st.data(), st.integers(-1, 6))
+def test_a_rerun_ends_and_repeats_nothing_that_it_kept(drawn: Any, data: Any, cancel_after: int) -> None:
+    """Whatever failed, was cancelled, or was lost since; now every try succeeds, and so does the run."""
+    made, fails = drawn
+    first = play(made, fails, order=lambda count: data.draw(st.integers(0, count - 1)), cancel_after=cancel_after)
+    done = sorted(key for key, one in first.run.steps.items() if one.state is StepState.SUCCEEDED)
+    lost = data.draw(st.sets(st.sampled_from(done))) if done else set()
+
+    again = rerun(first.run, "r2", lost=lost)
+    kept = {key for key, one in again.steps.items() if one.state is StepState.SUCCEEDED}
+    second = play(made, {}, begun=again)
+
+    assert second.end.state is RunState.SUCCEEDED
+    assert not kept & (lost | second.tries.keys())
+
+
 # Stories
+
+
+def test_a_rerun_opens_every_step_that_contains_what_runs_again() -> None:
+    """A branch within a branch was lost: both of its parallel steps begin again, and the branch beside it does not."""
+    made = graph(
+        step("outer", kind="parallel", config={"branches": ["inner", "beside"]}),
+        step("inner", kind="parallel", config={"branches": ["left"]}),
+        *(step(name) for name in ("beside", "left")),
+        step("last", "outer"),
+    )
+
+    second = play(made, {}, begun=rerun(play(made, {"last": 9}).run, "r2", lost={"left"}))
+
+    assert (second.end.state, second.tries) == (RunState.SUCCEEDED, {"left": 1, "last": 1})
 
 
 def test_a_diamond_runs_both_sides_and_joins() -> None:

@@ -9,13 +9,15 @@ import signal
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, event, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from jobs.database import Database, engine_of
 from pipelines.firing import TriggerKeeper
+from pipelines.records import RunRecord
 from pipelines.store import active_run_ids
 from tests.fakes.clock import ManualClock
 from tests.pipelines.made import step
@@ -103,6 +105,15 @@ def fire(url: str, moment: datetime, kill_at: int) -> None:
                 await keeper.look()
 
     asyncio.run(work())
+
+
+def stand_still(url: str, run_id: str, idle_seconds: int) -> None:
+    """Stop within a transaction that changes a run, as a process without CPU does, or a machine without power."""
+    with patch("jobs.database.IDLE_SECONDS", idle_seconds):
+        engine = engine_of(url)
+        with Session(engine) as session:
+            session.scalars(select(RunRecord).where(RunRecord.id == run_id).with_for_update()).one()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _is_over(session: Session) -> bool:

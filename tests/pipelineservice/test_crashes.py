@@ -38,6 +38,7 @@ WRITES_PER_RUN = 80
 KILLS = 2
 LIFE_SECONDS = 120
 JOBS = ("prepare", "train")
+CUT_OFF = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
 
 
 class Databases:
@@ -62,6 +63,8 @@ class Databases:
         engine = create_engine(self.server, isolation_level="AUTOCOMMIT")
         name = f"{name}{os.getpid()}"
         with engine.connect() as connection:
+            if template:  # nobody may use it meanwhile, and a thread that was left may still hold a connection
+                connection.execute(CUT_OFF, {"name": template})
             connection.execute(text(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else "")))
         engine.dispose()
         return self.server.replace("/postgres?", f"/{name}?")

@@ -1,8 +1,12 @@
 """The engine runs pipelines: every type of step, cancel, overlap, another leader."""
 
 import asyncio
+import multiprocessing
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,16 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.states import ENDED
+from jobs.creating import creation_of
 from jobs.database import Database, opened
 from jobs.queue_store import store_queue_file
 from jobs.records import JobRecord
 from pipelines.errors import KeyTaken, RunActive, RunNotEnded
 from pipelines.records import migrate_pipelines
-from pipelines.store import cancel_run, get_run, rerun_run, steps_of
+from pipelines.store import advance, cancel_run, get_run, rerun_run, steps_of
 from tests.pipelines.made import JOB, step
 from tests.pipelines.test_sequencing import gpu_step, queue_file
+from tests.pipelineservice import killed
 from tests.pipelineservice.world import WAIT_SECONDS, EngineWorld
 
 SERVE = {"job_type": "service", "container": {"image": "busybox:1"}}
@@ -148,6 +154,36 @@ def _telling(is_asked: threading.Event) -> Callable[..., None]:
     return tell
 
 
+@pytest.mark.parametrize("moment", ["before the try", "before its job is recorded"])
+async def test_a_cancelled_run_begins_no_job(small: EngineWorld, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor calls anybody: the cancel came while nobody led, or while the job was being prepared."""
+    world, calls = small, list[str]()
+    world.parts = replace(world.parts, functions={"note": lambda _parameters, key: calls.append(key)})
+    run_id = await world.begin(
+        step("train", kind="job", config=JOB | {"wait_for_ready": False}),
+        *([step("told", config={"function_name": "note"})] if moment == "before the try" else []),
+    )
+
+    async def cancel() -> None:
+        now = world.clock.now()
+        await world.database.write(lambda session: cancel_run(session, run_id, now=now, actor="ann"))
+
+    async def prepared(*arguments: Any) -> Any:
+        await cancel()
+        return await creation_of(*arguments)
+
+    if moment == "before the try":
+        await world.database.write(lambda session: advance(session, run_id, now=world.clock.now()))
+        await cancel()
+    else:
+        monkeypatch.setattr("pipelines.performing.creation_of", prepared)
+    async with world.leading():
+        assert (await world.until_ended(run_id))[0] == "cancelled"
+
+    assert calls == []
+    assert await world.database.read(lambda session: session.scalars(select(JobRecord.id)).all()) == []
+
+
 async def test_a_failed_branch_stops_the_others_if_it_shall(small: EngineWorld) -> None:
     """A job is cancelled; a wait of a day ends, and so does the pause before a retry. The run tells what failed."""
     world = small
@@ -218,6 +254,37 @@ async def test_a_run_that_can_no_longer_be_read_fails_alone(small: EngineWorld) 
     assert message.startswith("the pipeline of run 1 can no longer be read: steps")
 
 
+@pytest.mark.parametrize("by", ["the end of a try", "the next leader", "a cancel"])
+async def test_a_run_that_can_be_read_no_more_ends(small: EngineWorld, by: str) -> None:
+    """An upgrade made its pipeline invalid while it ran: it fails and says why, and its job is cancelled."""
+    world = small
+    world.held = frozenset({"train"})
+    async with world.leading():
+        run_id = await world.begin(step("train", kind="job"), step("pause", kind="wait", config={"duration": "1s"}))
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+
+        def spoil(session: Session) -> None:
+            record = get_run(session, run_id)
+            record.document = record.document | {"steps": []}
+
+        if by == "the end of a try":
+            await world.database.write(spoil)
+            state, message = await world.until_ended(run_id)
+    if by != "the end of a try":
+        await world.database.write(spoil)
+        now = world.clock.now()
+        if by == "a cancel":
+            await world.database.write(lambda session: cancel_run(session, run_id, now=now, actor="ann"))
+        async with world.leading():
+            state, message = await world.until_ended(run_id)
+
+    assert state == "failed"
+    assert message.startswith("the pipeline of run 1 can no longer be read: steps")
+    job = await world.database.read(lambda session: session.scalars(select(JobRecord)).one())
+    assert job.cancel_requested_at is not None
+    assert "running" not in (await world.states(run_id)).values()
+
+
 async def test_the_next_leader_continues_in_the_same_process(database: Database, database_url: str) -> None:
     """Steps wait across the change, and no finished step runs again."""
     calls: list[str] = []
@@ -234,6 +301,25 @@ async def test_the_next_leader_continues_in_the_same_process(database: Database,
 
     assert len(calls) == 1
     assert await database.read(lambda session: session.scalar(select(func.count()).select_from(JobRecord))) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_leader_that_stands_still_holds_up_nobody(database: Database, database_url: str) -> None:
+    """It stopped within a transaction that had locked the run; the next leader ends the run all the same."""
+    world = EngineWorld(database, database_url)
+    run_id = await world.begin(step("a"))
+    context = multiprocessing.get_context("spawn")
+    frozen = context.Process(target=killed.stand_still, args=(database_url, run_id, 1))
+    frozen.start()
+    assert frozen.pid is not None
+    _, status = await asyncio.to_thread(os.waitpid, frozen.pid, os.WUNTRACED)
+    async with world.leading():
+        try:
+            assert os.WIFSTOPPED(status)
+            assert await world.until_ended(run_id) == ("succeeded", "")
+        finally:
+            frozen.kill()
+            frozen.join()
 
 
 async def test_forbid_refuses_a_second_run_and_replace_cancels_the_first(small: EngineWorld) -> None:
@@ -263,13 +349,48 @@ async def test_a_rerun_keeps_what_succeeded(small: EngineWorld) -> None:
         await world.until_ended(first)
         world.fails = frozenset()
         now = world.clock.now()
-        again = await database.write(lambda session: rerun_run(session, first, now=now, actor="ann"))
+        again, _ = await database.write(lambda session: rerun_run(session, first, now=now, actor="ann", key="k1"))
         assert (await world.until_ended(again.id))[0] == "succeeded"
+        same, is_new = await database.write(lambda session: rerun_run(session, first, now=now, actor="ann", key="k1"))
+        assert (same.id, is_new) == (again.id, False)
+        with pytest.raises(KeyTaken):
+            await database.write(lambda session: rerun_run(session, again.id, now=now, actor="ann", key="k1"))
         with pytest.raises(RunNotEnded, match="run 2 of pipeline nightly is succeeded"):
             await database.write(lambda session: rerun_run(session, again.id, now=now, actor="ann"))
 
     steps = await database.read(lambda session: session.scalars(select(JobRecord.document)).all())
     assert sorted(one["step_id"] for one in steps) == ["prepare", "train", "train"]
+
+
+async def test_a_rerun_begins_a_service_again_that_was_cancelled(small: EngineWorld) -> None:
+    """A service that still runs is kept, and a cancel of the second run reaches it."""
+    world, database = small, small.database
+    world.held = frozenset({"train"})
+
+    async def cancel(run_id: str) -> None:
+        now = world.clock.now()
+        await database.write(lambda session: cancel_run(session, run_id, now=now, actor="ann"))
+        assert (await world.until_ended(run_id))[0] == "cancelled"
+        await world.until(lambda session: not session.scalars(select(JobRecord.id).where(ACTIVE_JOB)).all())
+
+    async def again(run_id: str) -> str:
+        now = world.clock.now()
+        return (await database.write(lambda session: rerun_run(session, run_id, now=now, actor="ann")))[0].id
+
+    async with world.leading():
+        first = await world.begin(step("serve", kind="job", config=SERVE), step("train", "serve", kind="job"))
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+        await cancel(first)
+        world.held, world.fails = frozenset(), frozenset({"train"})
+        second = await again(first)
+        assert (await world.until_ended(second))[0] == "failed"
+        world.held, world.fails = frozenset({"train"}), frozenset()
+        third = await again(second)
+        await world.until(lambda session: session.scalar(select(JobRecord.id).where(*RUNNING_TRAIN)))
+        await cancel(third)
+
+    steps = await database.read(lambda session: session.scalars(select(JobRecord.document)).all())
+    assert Counter(one["step_id"] for one in steps) == {"serve": 2, "train": 3}
 
 
 async def test_branches_beyond_the_free_quota_run_one_after_the_other(small: EngineWorld) -> None:
