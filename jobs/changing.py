@@ -27,9 +27,9 @@ from atoll.jobs.words import Priority
 from jobs.accounts import learned
 from jobs.errors import JobEnded
 from jobs.problems import invalid
+from jobs.queue_places import check_alone, named_queue, ruled_job
 from jobs.records import JobRecord
 from jobs.store import change_job, estimate_document, get_job, note_change
-from jobs.submission import check_alone, named_queue, ruled_job
 from jobs.views import job_of, queue_name_of
 
 CHANGED: Final = "change"

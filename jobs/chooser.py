@@ -17,9 +17,9 @@ from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
 from atoll.jobs.fitting import ExpectedEnd, capacity_of, fit_of, pods_at_once, workers_of
 from atoll.jobs.model import Job
-from atoll.jobs.queue_file import QueueFile
+from atoll.jobs.queue_file import TenantQueue
 from atoll.jobs.rendering import Rendered
-from atoll.jobs.words import Priority
+from atoll.jobs.settings import RenderSettings
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError, NotFound
@@ -30,6 +30,8 @@ from jobs.cluster_store import ClusterState, list_clusters, running_jobs
 from jobs.database import Database
 from jobs.errors import RecordUnreadable
 from jobs.links import ClusterLinks, told
+from jobs.problems import ApiRefusal
+from jobs.queue_places import place_in
 from jobs.queue_store import queue_file_of, queues_in
 from jobs.records import JobRecord, RegisteredCluster
 from jobs.searching import SearchThread
@@ -40,6 +42,7 @@ KEPT_SECONDS: Final = 3.0
 """How long what was read of a cluster counts as now."""
 CHOICES_MAX, CHOICE_SECONDS_MAX = 16, 60.0
 """How many clusters are chosen at a time, and how long a choice may take."""
+QUEUE_REFUSES: Final = "its queue refuses the job: "
 COMPLIANCE, EU_ONLY = "compliance", "eu-only"
 LATENCY_SENSITIVE: Final = "latency_sensitive"
 DATA_REGION: Final = "data_region"
@@ -79,9 +82,12 @@ class LiveSnapshots:
 class ClusterChooser:
     """Chooses among the registered clusters."""
 
-    def __init__(self, database: Database, source: SnapshotSource, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, database: Database, source: SnapshotSource, rendering: RenderSettings, now: Callable[[], datetime]
+    ) -> None:
         self._database = database
         self._source = source
+        self._rendering = rendering
         self._now = now
         self._searches = SearchThread("choices of clusters", turns_max=CHOICES_MAX, seconds_max=CHOICE_SECONDS_MAX)
 
@@ -91,7 +97,9 @@ class ClusterChooser:
         wish = wish_of(job, rendered, tenant)
         async with self._searches.turn() as search:
             clusters = await self._database.read(list_clusters)
-            offers = await asyncio.gather(*(self._offer(one, rendered, tenant, namespace, search) for one in clusters))
+            offers = await asyncio.gather(
+                *(self._offer(one, job, rendered, tenant, namespace, search) for one in clusters)
+            )
         return choose_cluster(wish, offers)
 
     async def look_at(self, cluster: RegisteredCluster) -> tuple[ClusterSnapshot | None, str]:
@@ -107,7 +115,13 @@ class ClusterChooser:
         return impossible_tpu(attributes, workers_of(found)) if found is not None else ""
 
     async def _offer(
-        self, cluster: RegisteredCluster, rendered: Rendered, tenant: str, namespace: str, search: SearchThread
+        self,
+        cluster: RegisteredCluster,
+        job: Job,
+        rendered: Rendered,
+        tenant: str,
+        namespace: str,
+        search: SearchThread,
     ) -> ClusterOffer:
         base = ClusterOffer(
             name=cluster.id,
@@ -124,16 +138,26 @@ class ClusterChooser:
         file, running = await self._database.read(
             lambda session: (queue_file_of(session, cluster.id), running_jobs(session, cluster.id))
         )
+        now = self._now()
         try:
-            quota = _quota(queues_in(file), tenant, rendered)
+            place = place_in(
+                queues_in(file),
+                job,
+                rendered,
+                tenant=tenant,
+                rendering=self._rendering,
+                now=now,
+            )
         except RecordUnreadable as error:
             return replace(base, trouble=str(error))
-        ends = expected_ends(found, running, self._now())
+        except ApiRefusal as refusal:
+            return replace(base, trouble=f"{QUEUE_REFUSES}{refusal}")
+        ends = expected_ends(found, running, now)
         return replace(
             base,
             capacity=await search.run(partial(capacity_of, found)),
-            quota=quota,
-            fit=await search.run(partial(fit_of, found, rendered, namespace=namespace, ends=ends)),
+            quota=quota_of(place.queue) if place.queue is not None else None,
+            fit=await search.run(partial(fit_of, found, place.rendered, namespace=namespace, ends=ends)),
         )
 
 
@@ -143,13 +167,6 @@ async def looked_at(cluster: RegisteredCluster, source: SnapshotSource) -> tuple
         return await source.snapshot(cluster), ""
     except (KubeError, OSError, ExceptionGroup) as error:  # a TimeoutError is an OSError
         return None, told(error)
-
-
-def _quota(file: QueueFile | None, tenant: str, rendered: Rendered) -> int | None:
-    if file is None:
-        return None
-    critical = rendered.needs.priority is Priority.CRITICAL
-    return quota_of(file, tenant, critical=critical)
 
 
 async def _read_if_installed(client: ApiClient) -> ClusterSnapshot:
@@ -176,12 +193,8 @@ def wish_of(job: Job, rendered: Rendered, tenant: str) -> ClusterWish:
     )
 
 
-def quota_of(file: QueueFile, tenant: str, *, critical: bool) -> int | None:
-    """Return the most GPUs that a tenant's queue may use at a time; None without a limit, or without a queue."""
-    known = file.tenant(tenant)
-    if known is None:
-        return None
-    queue = known.queue_for(critical=critical)
+def quota_of(queue: TenantQueue) -> int | None:
+    """Return the most GPUs that a queue may use at a time; None without a limit."""
     found = [quota.resources().get(names.GPU_RESOURCE) for quota in queue.flavors]
     amounts = [one for one in found if one is not None]
     if queue.cohort is not None and not queue.critical and any(one.borrow is None for one in amounts):

@@ -186,7 +186,7 @@ class ClusterFleet:
         self.database = database
         self.links = links
         self.source = source
-        self.chooser = ClusterChooser(database, source, clock.now)
+        self.chooser = ClusterChooser(database, source, rendering, clock.now)
         self.rendering = rendering
         self.clock = clock
         self.settings = settings

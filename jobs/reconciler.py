@@ -29,7 +29,7 @@ from atoll.jobs.rendering import render
 from atoll.jobs.retries import Due, TimeOver, bounded, start_of, time_left
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
-from atoll.jobs.words import JobType, Priority
+from atoll.jobs.words import JobType
 from atoll.kube.clock import Clock
 from atoll.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from atoll.ml.escalation import Escalation, escalation_of
@@ -39,6 +39,8 @@ from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged, RecordUnreadable
 from jobs.objects import WORKLOADS, objects_of
+from jobs.problems import ApiRefusal
+from jobs.queue_places import place_at
 from jobs.queue_store import queue_file_of, queues_in
 from jobs.records import JobRecord
 from jobs.store import change_job, get_job, queue_usage, queued_since, recorded_ids, take_step
@@ -339,8 +341,7 @@ class JobReconciler:
             return await self._remove(record, left)
         if await self._remove_stray_pods(record):
             return SOON_SECONDS
-        by = f"cancelled by {record.cancel_requested_by}"
-        await self._take(record, (PlannedStep(JobStep.CANCEL, by),), now)
+        await self._take(record, (PlannedStep(JobStep.CANCEL, f"cancelled by {record.cancel_requested_by}"),), now)
         return None
 
     async def _move(self, record: JobRecord, job: Job, state: JobState, mover: JobMover, now: datetime) -> float | None:
@@ -354,7 +355,17 @@ class JobReconciler:
             sheet = await mover.choose(record, job)
             if sheet.chosen is None:
                 return await self._keep(record, f"no cluster takes the job: {sheet.told()}", now)
-            queue = await self._queue_in(sheet.chosen, record, job, now)
+            place = await place_at(
+                self._database,
+                sheet.chosen,
+                job,
+                render(job, self._rendering, now_seconds=now.timestamp()),
+                tenant=record.tenant_id,
+                rendering=self._rendering,
+                now=now,
+            )
+        except ApiRefusal as refusal:
+            return await self._keep(record, f"no cluster takes the job: {sheet.chosen}: {refusal}", now)
         except JobMistake as mistake:
             told = f"the job can no longer be rendered: {mistake}"
             if state is JobState.PENDING:
@@ -369,7 +380,7 @@ class JobReconciler:
             return SOON_SECONDS
         kept = f"; its volume of checkpoints stays in {self._cluster.name}" if found else ""
         told = f"moved from {self._cluster.name}, which is draining, to {sheet.chosen}{kept}"
-        changes = {"cluster_id": sheet.chosen, "choice": sheet.plain(), "queue_name": queue}
+        changes = {"cluster_id": sheet.chosen, "choice": sheet.plain(), "queue_name": place.chosen}
         try:
             await self._take(record, (PlannedStep(JobStep.MOVE, told, changes),), now)
         except IntegrityError:
@@ -378,17 +389,6 @@ class JobReconciler:
             return MOVE_SECONDS
         mover.moved(record.id)
         return 0.0
-
-    async def _queue_in(self, cluster: str, record: JobRecord, job: Job, now: datetime) -> str | None:
-        """Return the queue of a job in another cluster, if that has a file of queues and the job names none. Raises
-        JobMistake, RecordUnreadable."""
-        file = await self._database.read(lambda session: queue_file_of(session, cluster))
-        queues = queues_in(file)
-        if queues is None or record.document.get("policy", {}).get("queue_name") is not None:
-            return None
-        tenant = queues.tenant(record.tenant_id)
-        needs = render(job, self._rendering, now_seconds=now.timestamp()).needs
-        return tenant.queue_for(critical=needs.priority is Priority.CRITICAL).name if tenant is not None else None
 
     async def _keep(self, record: JobRecord, why: str, now: datetime) -> float:
         """Leave a job where it is and as it is, and say why."""

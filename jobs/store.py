@@ -154,12 +154,13 @@ def estimate_document(estimate: CostEstimate) -> dict[str, Any]:
 
 
 def digest_of(new: NewJob) -> str:
-    """Return the digest of a request, independent of the order of its fields and of how long it is unique."""
+    """Return the digest of a request, independent of the order of its fields and of how long it is unique. Fields with
+    their defaults are left out: a field that a later version adds must not make recorded requests different ones."""
     is_chosen = new.choice is not None  # the service's own choice is no part of the request
     job = new.asked or new.job
     job = job.model_copy(update={"cluster_id": None}) if is_chosen else job
     cluster = AUTO if is_chosen else new.cluster_id
-    document = job.model_dump(mode="json", exclude={"policy": {"unique_seconds"}})
+    document = job.model_dump(mode="json", exclude_defaults=True, exclude={"policy": {"unique_seconds"}})
     asked = {"cluster": cluster, "namespace": new.namespace, "job": document}
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -4,23 +4,24 @@ A refusal names field, value, limit and what to do. A job that cannot be rendere
 learns it at once.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from atoll.jobs.choosing import ScoreSheet
 from atoll.jobs.documents import parse_job
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
-from atoll.jobs.queue_file import QueueFile, QueueTenant, TenantQueue
-from atoll.jobs.queue_limits import rules_of, within_limits
+from atoll.jobs.queue_file import TenantQueue
 from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType, Priority
 from atoll.ml.document import Document
-from atoll.ml.policy import MlPolicy
 from jobs.api_parts import ApiParts
+from jobs.chooser import QUEUE_REFUSES
 from jobs.cluster_store import ClusterState, get_cluster
 from jobs.problems import ApiRefusal, invalid, mistaken, problem
+from jobs.queue_places import place_at, place_in
 from jobs.queue_store import queue_file_of, queues_in
 from jobs.settings import JobServiceSettings
 from jobs.store import AUTO, NewJob
@@ -93,6 +94,7 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
     if cluster == AUTO:
         sheet = await parts.chooser.choose(job, accepted.rendered, tenant=accepted.tenant, namespace=accepted.namespace)
         if sheet.chosen is None:
+            await _refuse_by_queues(accepted, sheet, parts)
             detail = f"no cluster available for job {job.name}: {sheet.told()}"
             raise ApiRefusal(problem(409, "no-cluster", "No cluster is available", detail))
         cluster, choice = sheet.chosen, sheet.plain()
@@ -109,57 +111,44 @@ async def placed_job(accepted: AcceptedJob, parts: ApiParts, cluster: str) -> tu
     if never:
         shape = job.attributes.tpu_topology or job.attributes.tpu_chip_count
         raise mistaken("ext_ml_tpu_topology", shape, f"cluster {cluster}: {never}", "ask for a slice that there is")
-    queue = _queue(job, queues_in(file), accepted.tenant, accepted.rendered.needs.priority)
     asked = job.model_copy(update={"cluster_id": cluster})
-    placed, rendered = _within_limits(asked, accepted.rendered, queue, parts)
-    needs = rendered.needs
-    if queue is not None:
-        check_alone(rendered, queue)
-    chosen = queue.name if queue is not None and job.policy.queue_name is None else None
-    if queue is not None:
-        count_submission(queue, needs, parts, cluster)
+    place = place_in(
+        queues_in(file),
+        asked,
+        accepted.rendered,
+        tenant=accepted.tenant,
+        rendering=parts.rendering,
+        now=parts.now(),
+    )
+    needs = place.rendered.needs
+    if place.queue is not None:
+        count_submission(place.queue, needs, parts, cluster)
     new = NewJob(
-        placed,
+        place.job,
         cluster,
         accepted.tenant,
         accepted.namespace,
         accepted.caller.name,
         accepted.key,
-        chosen,
+        place.chosen,
         choice,
         asked=asked,
     )
     return new, needs
 
 
-def _within_limits(job: Job, rendered: Rendered, queue: TenantQueue | None, parts: ApiParts) -> tuple[Job, Rendered]:
-    """Return the job with its queue's defaults in the gaps, and that as objects. Raises ApiRefusal beyond a limit."""
-    if queue is None:
-        return job, rendered
-    ruled = ruled_job(job, queue, parts.rendering.policy())
-    try:
-        return ruled, render(ruled, parts.rendering, now_seconds=parts.now().timestamp())
-    except JobMistake as mistake:
-        found = mistake.problem
-        hint = f"{found.hint}; it may be a default of queue {queue.name}"
-        raise invalid((replace(found, hint=hint),)) from mistake
-
-
-def ruled_job(job: Job, queue: TenantQueue, policy: MlPolicy) -> Job:
-    """Return the job with its queue's defaults in the gaps. Raises ApiRefusal beyond a limit."""
-    ruled = within_limits(job, rules_of(queue), policy)
-    if isinstance(ruled, tuple):
-        raise invalid(ruled)
-    return ruled
-
-
-def check_alone(rendered: Rendered, queue: TenantQueue) -> None:
-    """Refuse a job of several objects for a queue that sends jobs elsewhere: MultiKueue takes the Job alone along.
-    Raises ApiRefusal."""
-    others = sorted({one["kind"] for one in rendered.objects} - {"Job"})
-    if others and queue.multikueue is not None:
-        limit = f"sends jobs to other clusters, and MultiKueue leaves {' and '.join(others)} behind"
-        raise mistaken("policy.queue_name", queue.name, limit, "name a queue of this cluster, or submit it elsewhere")
+async def _refuse_by_queues(accepted: AcceptedJob, sheet: ScoreSheet, parts: ApiParts) -> None:
+    """Refuse a job that only queues keep out of every cluster as one that names a cluster is: field by field."""
+    if sheet.rows and all(row.excluded.startswith(QUEUE_REFUSES) for row in sheet.rows):
+        await place_at(
+            parts.database,
+            sheet.rows[0].cluster,
+            accepted.job,
+            accepted.rendered,
+            tenant=accepted.tenant,
+            rendering=parts.rendering,
+            now=parts.now(),
+        )
 
 
 def count_submission(queue: TenantQueue, needs: Needs, parts: ApiParts, cluster: str) -> None:
@@ -178,25 +167,6 @@ def _parsed(body: bytes | Document, rendering: RenderSettings) -> Job:
     if parsed.document.value is None:
         refused.problem = refused.problem.model_copy(update={"status": 400, "title": "The body cannot be read"})
     raise refused
-
-
-def _queue(job: Job, queues: QueueFile | None, tenant: str, priority: Priority) -> TenantQueue | None:
-    """Return the queue of a job; refuse a name that is no queue of its tenant: it would wait for ever."""
-    known = queues.tenant(tenant) if queues is not None else None
-    if known is None:
-        return None
-    if job.policy.queue_name is None:
-        return known.queue_for(critical=priority is Priority.CRITICAL)
-    return named_queue(known, job.policy.queue_name)
-
-
-def named_queue(tenant: QueueTenant, name: str) -> TenantQueue:
-    """Return a queue of a tenant. Raises ApiRefusal for a name that is none of its queues."""
-    queues = {queue.name: queue for queue in tenant.queues}
-    if name not in queues:
-        choice = f"name one of {', '.join(queues)}, or remove it"
-        raise mistaken("policy.queue_name", name, f"is no queue of tenant {tenant.name}", choice)
-    return queues[name]
 
 
 def _tenant(job: Job, caller: JobCaller) -> str:

@@ -20,6 +20,7 @@ from atoll.jobs.gpus import GpuNeeds, gpu_needs
 from atoll.jobs.model import Job
 from atoll.jobs.notes import HINT, NO_EFFECT, ONLY_SERVICE, NoteBook
 from atoll.jobs.settings import RenderSettings
+from atoll.jobs.tenant_places import check_places
 from atoll.jobs.tpus import TpuNeeds, tpu_needs
 from atoll.jobs.words import JobType, Priority
 from atoll.jobs.working_out import attributes_of
@@ -52,6 +53,7 @@ class Needs:
 
 def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, book: NoteBook) -> Needs:
     """Return the job's needs. `now_seconds`: since 1970, for deadlines. Raises JobMistake."""
+    check_places(job, settings)
     attributes = attributes_of(job, book)
     gpus = gpu_needs(job, attributes, settings, book)
     tpus = tpu_needs(job, attributes)

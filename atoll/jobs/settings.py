@@ -23,6 +23,8 @@ IMAGES: Final = (
     (Runtime.TGI, "ghcr.io/huggingface/text-generation-inference:3.3.6"),
 )
 
+TENANT: Final = "{tenant}"
+"""Stands for the name of a tenant in a prefix."""
 
 Patterns = tuple[Annotated[str, Field(min_length=1, max_length=317)], ...]
 
@@ -61,6 +63,14 @@ class RenderSettings(JobPart):
             max_length=32, description="allowed URI prefixes of checkpoints; only the job's own URI if none is given"
         ),
     ] = ()
+    tenant_prefixes: Annotated[
+        tuple[Annotated[str, Field(max_length=1024, pattern=r"^[a-z0-9]+://[^\s\x00]*/$")], ...],
+        Field(
+            max_length=32,
+            description="URI prefixes with {tenant} in them, such as s3://checkpoints/{tenant}/: checkpoints in object "
+            "stores are below those of the job's tenant or below checkpoint_prefixes, and models below no other's",
+        ),
+    ] = ()
     attribute_bounds: Annotated[
         dict[str, Annotated[float, Field(ge=0)]],
         Field(max_length=64, description="upper bounds of attributes, such as gpu_count: 64; the others keep theirs"),
@@ -95,16 +105,28 @@ class RenderSettings(JobPart):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse bounds of unknown attributes."""
+        """Refuse bounds of unknown attributes, and prefixes that do not keep tenants apart."""
         self.policy()
+        for template in self.tenant_prefixes:
+            before, found, after = template.partition(TENANT)
+            if not found or "{" in before + after:
+                raise ValueError(f"tenant_prefixes {template} must have {TENANT} in it once, and no other braces")
+            wide = next((one for one in self.checkpoint_prefixes if before.startswith(one)), None)
+            if wide is not None:
+                raise ValueError(
+                    f"checkpoint_prefixes {wide} would open {template} to every tenant; remove one of both"
+                )
         return self
 
     def policy(self) -> MlPolicy:
-        """Return the limits on the attributes of jobs. Raises ValueError for the bound of an unknown attribute."""
+        """Return the limits on the attributes of jobs. Raises ValueError for the bound of an unknown attribute.
+
+        With tenant_prefixes the place of checkpoints is judged once the tenant is known (atoll.jobs.tenant_places).
+        """
         return MlPolicy(
             bounds=self.attribute_bounds,
             model_ids=self.model_ids,
-            checkpoint_prefixes=self.checkpoint_prefixes,
+            checkpoint_prefixes=() if self.tenant_prefixes else self.checkpoint_prefixes,
             hosts=self.registry_hosts,
             selector_keys=self.selector_keys,
             forbidden_selector_keys=self.forbidden_selector_keys,

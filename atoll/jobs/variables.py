@@ -12,6 +12,7 @@ from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.notes import HINT, NoteBook
 from atoll.jobs.settings import RenderSettings
+from atoll.jobs.tenant_places import prefixes_of
 from atoll.jobs.words import JobType
 from atoll.ml.attributes import PREFIX, Runtime
 
@@ -54,8 +55,8 @@ def _checkpoints(
     if checkpoint is None:
         return
     config = job.intent.checkpoint_config
-    is_own = bool(checkpoint.mount_path) or not settings.checkpoint_prefixes
-    prefixes = (*settings.checkpoint_prefixes, *((checkpoint.uri,) if is_own else ()))
+    allowed = prefixes_of(settings, job.tenant_id)
+    prefixes = allowed if checkpoint.uri.startswith(allowed) else (*allowed, checkpoint.uri)
     yield job_names.CHECKPOINT_PREFIXES, literal(" ".join(prefixes))
     for name, field, variable, value in (
         ("checkpoint_enabled", "enabled", job_names.CHECKPOINT_URI, checkpoint.uri),

@@ -133,8 +133,14 @@ class JobService:
     """The API in this process."""
 
     def __init__(
-        self, database: Database, *, settings: JobServiceSettings = SETTINGS, authenticator: Authenticator | None = None
+        self,
+        database: Database,
+        *,
+        settings: JobServiceSettings = SETTINGS,
+        rendering: RenderSettings | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
+        rendering = rendering or RenderSettings()
         self.database = database
         self.clock = ManualClock()
         self.woken: list[str] = []
@@ -152,7 +158,7 @@ class JobService:
             authenticator=authenticator or NameTokens(),
             rules=RULES,
             settings=settings,
-            rendering=RenderSettings(),
+            rendering=rendering,
             prices=PRICES,
             secrets=SecretBox(SECRET_KEY),
             audit=AuditTrail(database, self.clock),
@@ -163,7 +169,7 @@ class JobService:
             logs=self.logs,
             commands=self.commands,
             links=self.links,
-            chooser=ClusterChooser(database, self.links, self.clock.now),
+            chooser=ClusterChooser(database, self.links, rendering, self.clock.now),
             service_id=SERVICE_ID,
             now=self.clock.now,
             wake=self.woken.append,

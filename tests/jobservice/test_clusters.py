@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from atoll.cluster.objects import Metadata, Node, NodeStatus
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
+from atoll.jobs.costs.estimates import CostEstimate, JobKind
 from atoll.jobs.fitting import capacity_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import as_stored
@@ -221,13 +222,14 @@ async def test_removal_needs_a_drained_cluster_or_force(service: JobService) -> 
         ("globex", False, 16 + 64 + 32 + 100 + 32 + 16 + 50),
         ("globex", True, 8),
         ("acme", False, None),
-        ("new", False, None),
     ],
-    ids=["nominal and borrowed", "critical borrows nothing", "borrows without limit", "no tenant of the file"],
+    ids=["nominal and borrowed", "critical borrows nothing", "borrows without limit"],
 )
 def test_the_most_that_a_quota_allows(tenant: str, critical: bool, quota: int | None) -> None:
     """MC-1: what a tenant's queue may use at a time, with what it may borrow."""
-    assert quota_of(parsed(EXAMPLE.read_text()), tenant, critical=critical) == quota
+    known = parsed(EXAMPLE.read_text()).tenant(tenant)
+    assert known is not None
+    assert quota_of(known.queue_for(critical=critical)) == quota
 
 
 # Draining
@@ -274,8 +276,10 @@ class TwoClusters:
         self.here = ServiceProcess(self.east, self.engine, cluster="east")
 
     async def submit(self, **fields: Any) -> str:
-        """Submit a job to the cluster that will be drained."""
-        new, job_id = new_job(**fields), str(uuid4())
+        """Submit a job to the cluster that will be drained; one with `gpus` is estimated with them."""
+        gpus, job_id = fields.pop("gpus", 0), str(uuid4())
+        priced = CostEstimate(JobKind("batch", "", gpus), None, None, ())
+        new = replace(new_job(**fields, **({"ext_ml_gpu_count": gpus} if gpus else {})), estimate=priced)
         await self.database.write(lambda session: create_job(session, new, NOW, job_id=job_id))
         return job_id
 
@@ -423,6 +427,51 @@ async def test_a_job_whose_name_is_taken_in_its_new_cluster_stays_on_its_way_out
 
     assert (waits.cluster_id, waits.state) == ("local", "running")
     assert waits.message == f"local is draining{MOVING}east, which has an active job of the same name and namespace"
+
+
+LIMITED = """\
+flavors: [{name: any}]
+tenants:
+  - name: acme
+    queues:
+      - flavors: [{flavor: any, quota: {gpu: 64}}]
+        ml_limits: {max_gpu_count: 4, max_total_gpus: 6}
+"""
+
+
+async def test_a_job_that_moves_is_held_to_the_limits_of_its_new_queue(two: TwoClusters) -> None:
+    """A job beyond them stays where it is and says why; one within them moves, and waits there while the budget of the
+    queue is spent; a queue that it names must be there too."""
+    file = as_stored(parsed(LIMITED))
+    await two.database.write(lambda session: store_queue_file(session, "east", file, now=NOW, actor="ops"))
+    two.home.ends = two.east.ends = False
+    many = await two.submit(name="many", ext_ml_gpu_count=8)
+    named = await two.submit(name="named", policy={"queue_name": "mine"})
+    first, second = [await two.submit(name=name, gpus=4) for name in ("first", "second")]
+    two.mover.drains = True
+    stays, stays_too, runs, waits = [await two.look(one) for one in (many, named, first, second)]
+
+    assert (stays.cluster_id, stays_too.cluster_id) == ("local", "local")
+    assert "no cluster takes the job: east: ext_ml_gpu_count is 8: may be at most 4" in stays.message
+    assert "east: policy.queue_name is 'mine': is no queue of tenant acme" in stays_too.message
+    assert (runs.cluster_id, runs.queue_name, runs.state) == ("east", "tenant-acme-queue", "running")
+    assert (waits.cluster_id, waits.state) == ("east", "pending")
+    assert "6" in waits.message
+
+
+async def test_a_queue_that_refuses_a_job_is_no_candidate(service: JobService) -> None:
+    """The service chooses a cluster whose queue takes the job; where none does, the field is named."""
+    await service.call("PUT", f"{CLUSTERS}/local/queues", by="ops", content=LIMITED)
+    service.links.snapshots = {"local": EMPTY, "east": EMPTY}
+    found = await chosen(service)
+    await service.call("PUT", f"{CLUSTERS}/east/queues", by="ops", content=LIMITED)
+    refused = await service.call("POST", AUTO, json=job("other"))
+    rows = {row["cluster"]: row for row in found["choice"]["rows"]}
+
+    assert found["cluster_id"] == "east"
+    assert rows["local"]["excluded"].startswith("its queue refuses the job: ext_ml_gpu_count is 8")
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "ext_ml_gpu_count"
 
 
 async def test_what_has_ended_does_not_run_again(two: TwoClusters) -> None:

@@ -8,8 +8,10 @@ from uuid import uuid4
 
 import pytest
 
+from atoll.jobs.container import JobContainer
 from atoll.jobs.costs.estimates import CostEstimate, JobKind
-from atoll.jobs.model import Job
+from atoll.jobs.model import Job, JobResources
+from atoll.jobs.policy import JobIntent, JobPolicy
 from atoll.jobs.states import IllegalStep, JobState, JobStep
 from atoll.ml.queue_rules import QueueUsage
 from jobs.database import Database
@@ -21,6 +23,7 @@ from jobs.store import (
     ask_to_cancel,
     change_job,
     create_job,
+    digest_of,
     get_job,
     list_events,
     list_jobs,
@@ -123,6 +126,44 @@ async def test_the_same_key_makes_one_job_however_many_ask_at_once(database: Dat
     assert len({record.id for record, _ in found}) == 1
     assert sum(is_new for _, is_new in found) == 1
     assert (await database.read(lambda session: list_jobs(session, EVERYTHING, page=1, page_size=10))).total == 1
+
+
+def test_a_field_that_a_later_version_adds_leaves_recorded_requests_what_they_were() -> None:
+    """The digest of a request tells only what differs from defaults, in every part of a job."""
+
+    class LaterPolicy(JobPolicy):
+        added: int = 3
+
+    class LaterIntent(JobIntent):
+        added: tuple[str, ...] = ()
+
+    class LaterContainer(JobContainer):
+        added: bool = False
+
+    class LaterResources(JobResources):
+        added: str = "some"
+
+    class LaterJob(Job):
+        policy: LaterPolicy = LaterPolicy()
+        intent: LaterIntent = LaterIntent()
+        container: LaterContainer | None = None
+        resources: LaterResources = LaterResources()
+        added: float = 1.5
+
+    fields = {"policy": {"max_retries": 1}, "intent": {"cost_center": "a"}, "resources": {"cpu_request": "1"}}
+    for given in ({}, fields):
+        new = new_job(**given)
+        later = LaterJob.model_validate(new.job.model_dump(mode="json", exclude_unset=True))
+        assert digest_of(replace(new, job=later)) == digest_of(new)
+    other = LaterJob.model_validate(new.job.model_dump(mode="json", exclude_unset=True) | {"added": 2})
+    assert digest_of(replace(new, job=other)) != digest_of(new)
+
+
+def test_the_digest_of_a_request_stays_what_it_was_recorded_as() -> None:
+    """A change of it would let recorded idempotency keys belong to other requests."""
+    new = new_job(key="k", policy={"max_retries": 3, "retry_delay_seconds": 5}, ext_ml_gpu_count=2, labels={"a": "b"})
+
+    assert digest_of(new) == "977fd9e3f7e7a447d15633062c55f5e98384cdba5a351344f8ece9b66ca1b3f0"
 
 
 async def test_a_key_that_comes_with_another_job_is_refused(database: Database) -> None:
