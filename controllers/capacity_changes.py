@@ -58,6 +58,15 @@ class CapacityChanges:
             if name not in self._stale and ("", name) in nodes
         ]
 
+    def capacity(self, node: str, reservation: str = "") -> NodeCapacity | None:
+        """Return what `capacities` says of one node; None where it leaves the node out."""
+        now = self._clock.monotonic_seconds()
+        ledger, seen = self._mirror.ledger, self._mirror.nodes.store.get(("", node))
+        if seen is None or node not in ledger.nodes or ledger.is_stale(node, now):
+            return None
+        free = ledger.free(node, now_seconds=now, asking_reservation=reservation)
+        return NodeCapacity(seen, ledger.nodes[node], free)
+
     def _lease_ended(self, change: Change[Any]) -> bool:
         """Handle a changed Lease: one that returns to a GpuReservation makes room for its pods."""
         record = self._mirror.ledger.leases.get(change.object.metadata.name)

@@ -13,6 +13,7 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.hints import HintInput, LastHint, named_node, next_hint, plan_hints
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, request_of
 from atoll.cluster.wakeups import (
@@ -57,8 +58,9 @@ class RequeueReconciler:
 
     name = "wake"
 
-    def __init__(self, context: Context, *, wakes_per_second: float, burst: int) -> None:
+    def __init__(self, context: Context, *, wakes_per_second: float, burst: int, hints: bool = True) -> None:
         now = context.clock.monotonic_seconds
+        self._hints = hints
         self._context = context
         self._changes = CapacityChanges(context.mirror, context.clock)
         self._bucket = TokenBucket(rate=wakes_per_second, burst=burst, now=now)
@@ -68,6 +70,7 @@ class RequeueReconciler:
         self._set_aside: dict[str, tuple[float, int]] = {}
         self._skipped: set[str] = set()
         self._nominated_at: dict[str, float] = {}
+        self._last_hints: dict[str, LastHint] = {}
         self._waiting = {uid for uid, pod in context.mirror.ledger.pods.items() if pods.is_waiting(pod)}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
@@ -85,8 +88,8 @@ class RequeueReconciler:
         now = self._context.clock.monotonic_seconds()
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        waits = [self._settle(now), await self._withdraw_overdue(now)]
-        waiting = self._requests()
+        waits = [self._settle(now), await self._withdraw_overdue(now), await self._send_hints(now)]
+        waiting = [entry for entry in self._requests() if entry[0].metadata.uid not in self._set_aside]
         if not waiting:
             return _first(waits)
         plans = []
@@ -116,7 +119,7 @@ class RequeueReconciler:
         found: list[tuple[Pod, Request]] = []
         for uid in self._waiting:
             pod = mirror.ledger.pods.get(uid)
-            if pod is None or not is_rejected(pod) or uid in self._set_aside:
+            if pod is None or not is_rejected(pod):
                 continue
             claim = mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
             request = request_of(pod, claim, reservation=mirror.reservation_of(pod))
@@ -138,6 +141,7 @@ class RequeueReconciler:
             skipped=self._skipped,
             kept=self._kept(waiting, now),
             demand=ledger.demand,
+            nominates=self._hints,
         )
 
     def _kept(self, waiting: Sequence[tuple[Pod, Request]], now: float) -> dict[str, tuple[str, int]]:
@@ -152,6 +156,31 @@ class RequeueReconciler:
                 )
                 found[pod.metadata.uid] = (kept.node, free & ledger.nodes[kept.node].mask_of(kept.device_ids))
         return found
+
+    async def _send_hints(self, now: float) -> float | None:
+        """Send pods to the nodes that the extender named for them; return when to look again."""
+        waiting = [entry for entry in self._requests() if named_node(entry[0])] if self._hints else []
+        if not waiting:
+            return None
+        ledger = self._context.mirror.ledger
+        question = HintInput(
+            waiting=waiting,
+            room_of=lambda node, request: self._changes.capacity(node, request.reservation),
+            last_hints=self._last_hints,
+            lease_holders={pod.metadata.uid for pod, _ in waiting if ledger.leases_of(pod.metadata.uid)},
+            generation=self._changes.generation,
+            now_seconds=now,
+        )
+        hints = plan_hints(question)
+        sent = [hint for hint in hints if self._bucket.try_take()]
+        landed = await asyncio.gather(*(self._wake(hint) for hint in sent))
+        for hint, has_landed in zip(sent, landed, strict=True):
+            if has_landed:
+                self._last_hints[hint.uid] = next_hint(self._last_hints.get(hint.uid), now)
+        if len(sent) < len(hints) or not all(landed):
+            return CONFLICT_SECONDS
+        ends = (last.ends_seconds for pod, _ in waiting if (last := self._last_hints.get(pod.metadata.uid)))
+        return _first((NOMINATION_SECONDS if sent else None, *(end - now for end in ends if end > now)))
 
     async def _carry_out(self, plan: WakePlan) -> float | None:
         """Send as many wake-ups as the rate allows; return when to plan again."""
@@ -268,13 +297,18 @@ class RequeueReconciler:
             self._last_wakes.pop(uid, None)
             self._recorded_at.pop(uid, None)
             self._nominated_at.pop(uid, None)
+            self._last_hints.pop(uid, None)
             return False
         self._waiting.add(uid)
-        was_rejected = isinstance(change.old, Pod) and is_rejected(change.old)
-        if not is_rejected(pod) or was_rejected:
-            return False
+        before = change.old if isinstance(change.old, Pod) and is_rejected(change.old) else None
+        if not is_rejected(pod) or before is not None:
+            return before is not None and bool(named_node(pod)) and _hint_of(before) != _hint_of(pod)
         self._set_aside[uid] = (self._context.clock.monotonic_seconds(), self._changes.generation)
         return True
+
+
+def _hint_of(pod: Pod) -> tuple[str, str]:
+    return named_node(pod), pod.status.nominated_node_name
 
 
 def _first(waits: Iterable[float | None]) -> float | None:

@@ -247,7 +247,12 @@ def build_loops(
     machines = MachineReconciler(
         context, declarations, release.add, forget_after_seconds=settings.forget_nodes_after_seconds
     )
-    wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
+    wake = RequeueReconciler(
+        context,
+        wakes_per_second=settings.wakes_per_second,
+        burst=settings.wakes_burst,
+        hints=settings.node_hints,
+    )
     cache = _gang_cache(context, settings) if context.mirror.gangs is not None else None
     return (
         release,

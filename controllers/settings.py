@@ -142,6 +142,9 @@ class ControllersSettings(Settings):
     """Pods woken per second."""
     wakes_burst: Annotated[int, Field(ge=1, le=1000)] = 50
     """Pods woken at once."""
+    node_hints: bool = True
+    """Name in a waiting pod's `status.nominatedNodeName` the node where it fits, where kube-scheduler looks at a sample
+    of the nodes only; the extender has the same setting."""
     claim_status_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
     """The status of one claim is written at most once in this time."""
     preemption: bool = True

@@ -65,6 +65,7 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
             budgets=budgets.read,
             doorkeeper=PathAuthorizer(client),
             scheduler_lease=values.scheduler_lease,
+            node_hints=values.node_hints,
         )
         servers = {"http": serve(build_app(parts), values.host, values.port, context)}
         if values.health_port:

@@ -15,6 +15,7 @@ from atoll.api import names
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.cells import TentativePlacement
+from atoll.cluster.hints import refusal
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.ledger_dump import encode_memory, ledger_dump_of
 from atoll.cluster.objects import Pod
@@ -22,7 +23,6 @@ from atoll.cluster.request_history import encode_past_asks, request_history_of
 from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
-from atoll.cluster.wakeups import may_nominate
 from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError
@@ -30,15 +30,16 @@ from atoll.kube.mirror import ClusterMirror
 from atoll.service.http import Check, add_health, application
 from atoll.service.metrics import Metrics
 from extender import wire
+from extender.beyond_sample import BeyondSample
 from extender.binder import Binder, CompletedBind
 from extender.host_cpu import HostCpu
 from extender.leader_watch import SchedulerLeaderWatch
-from extender.metrics import extender_metrics
+from extender.metrics import SENT_ELSEWHERE, extender_metrics
 from extender.node_backoff import NodeBackoff
 from extender.nominations import Nominations
 from extender.pending_releases import PendingReleases
 from extender.reading import resolve_request
-from extender.victims import Preemptor, SparedVictims, choose_victims, fits_now
+from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -67,6 +68,8 @@ class ExtenderParts:
     """Says who may read the memory; without it nobody may."""
     scheduler_lease: str = names.SCHEDULER_LEADER_LEASE
     """Name of kube-scheduler's leader Lease."""
+    node_hints: bool = True
+    """Send pods to nodes that kube-scheduler's sample left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,10 @@ class ExtenderHandlers:
         self._judged = CachedVerdict("", b"", 0, PRIOR, None)
         self._endings = PendingReleases(parts.mirror.ledger, parts.clock)
         self._refusals = NodeBackoff(parts.clock)
-        self._spared = SparedVictims()
+        self._beyond = BeyondSample(parts.mirror.ledger, parts.mirror.nodes.store, parts.clock, hints=parts.node_hints)
         parts.mirror.on_change(self._endings.observe)
         parts.mirror.on_change(self._refusals.observe)
+        parts.mirror.on_change(self._beyond.observe)
         parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
         parts.mirror.on_change(SchedulerLeaderWatch(parts.mirror, parts.scheduler_lease).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
@@ -106,7 +110,10 @@ class ExtenderHandlers:
         call = wire.read_filter(body)
         if not pods.is_gpu_pod(call.pod):
             return wire.filter_reply(call.node_names or (), {})
-        verdicts = self._judge(call)
+        question = self._question(call.pod)
+        verdicts = judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
+        if better := self._beyond.better(call.pod, len(call.node_names or ()), question, verdicts.best):
+            return self._send_elsewhere(call, better)
         while not verdicts.feasible and await self._endings.wait(call.node_names or (), self._request(call.pod)):
             verdicts = self._judge(call)
         uid, ledger = call.pod.metadata.uid, self._parts.mirror.ledger
@@ -117,6 +124,12 @@ class ExtenderHandlers:
             for reason, count in Counter(verdicts.rejected.values()).items():
                 self._counted.rejections.labels(reason).inc(count)
         return wire.filter_reply(verdicts.feasible, verdicts.rejected)
+
+    def _send_elsewhere(self, call: wire.FilterCall, better: Candidate) -> bytes:
+        """Refuse the sample for the better node, and count its GPUs as spoken for until the pod is sent there."""
+        self._expect(call.pod.metadata.uid, better)
+        self._counted.decisions.labels(SENT_ELSEWHERE).inc()
+        return wire.filter_reply((), dict.fromkeys(call.node_names or (), refusal(better.node)))
 
     async def prioritize(self, body: bytes) -> bytes:
         """Name the one best node. It is asked moments after filter for the names that filter left."""
@@ -173,15 +186,12 @@ class ExtenderHandlers:
         return wire.preempt_reply(chosen)
 
     async def _spares_victims(self, pod: Pod) -> bool:
-        """Tell whether the pod fits on a node that kube-scheduler has not looked at, where a wake-up may send it."""
-        mirror = self._parts.mirror
-        if not may_nominate(pod, len(mirror.nodes.store)):
+        """Tell whether the pod fits on a node that kube-scheduler has not looked at, where it is to be sent."""
+        if not self._beyond.may_spare(pod):
             return False
-        feasible = self._judge(wire.FilterCall(pod, tuple(mirror.ledger.nodes))).feasible
-        nodes = {name: mirror.nodes.store[("", name)] for name in feasible if ("", name) in mirror.nodes.store}
-        fits = await asyncio.to_thread(fits_now, pod, feasible, nodes, list(mirror.pods.store.values()))
-        now = self._parts.clock.monotonic_seconds()
-        return self._spared.spares(pod.metadata.uid, fits=fits, now_seconds=now)
+        feasible = self._judge(wire.FilterCall(pod, tuple(self._parts.mirror.ledger.nodes))).feasible
+        fits = await asyncio.to_thread(self._beyond.free_nodes(pod, feasible).admits)
+        return self._beyond.spares(pod, fits=fits)
 
     def timed(self, verb: str, handler: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Wrap a verb: 503 until ready, 400 for a body that cannot be read."""
@@ -223,16 +233,18 @@ class ExtenderHandlers:
         return last.best if wire.is_followed_by(body, last.before_names, last.best.node) else None
 
     def _judge(self, call: wire.FilterCall) -> NodeVerdicts:
-        uid = call.pod.metadata.uid
-        question = FilterInput(
+        return judge_nodes(call.node_names or (), self._question(call.pod), self._parts.mirror.ledger)
+
+    def _question(self, pod: Pod) -> FilterInput:
+        uid = pod.metadata.uid
+        return FilterInput(
             uid=uid,
-            request=self._request(call.pod),
+            request=self._request(pod),
             now_seconds=self._parts.clock.monotonic_seconds(),
-            failed_nodes=self._parts.binder.failed_nodes(uid) | self._refusals.nodes(call.pod),
-            priority=call.pod.spec.priority,
-            cpu_milli=host_fit.needs(call.pod).get("cpu", 0),
+            failed_nodes=self._parts.binder.failed_nodes(uid) | self._refusals.nodes(pod),
+            priority=pod.spec.priority,
+            cpu_milli=host_fit.needs(pod).get("cpu", 0),
         )
-        return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 
     def _request(self, pod: Pod) -> Request | Rejection:
         if self._refusals.pauses(pod):

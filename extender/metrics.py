@@ -11,6 +11,9 @@ from topology.device_requests import Policy
 QUALITY_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 WAIT_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
+SENT_ELSEWHERE = "elsewhere"
+"""The sample was refused for a node outside of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExtenderMetrics:
@@ -33,9 +36,9 @@ def extender_metrics(metrics: Metrics) -> ExtenderMetrics:
         calls=metrics.counter("calls", "Calls of kube-scheduler, by the HTTP status", labels=("verb", "code")),
         decisions=metrics.counter(
             "decisions",
-            "Filter calls for GPU pods, by the verdict on all nodes that were asked about",
+            "Filter calls for GPU pods, by the verdict on the nodes asked about; elsewhere: another node suits better",
             labels=("outcome",),
-            values=[verdict.name.lower() for verdict in Verdict],
+            values=[*(verdict.name.lower() for verdict in Verdict), SENT_ELSEWHERE],
         ),
         rejections=metrics.counter("rejections", "Nodes refused to pods, by the text", labels=("reason",)),
         preemptions=metrics.counter(

@@ -41,6 +41,9 @@ class ExtenderSettings(Settings):
     """How long the GPUs that a pod will probably get are counted as spoken for while its bind has not arrived."""
     scheduler_lease: Annotated[str, Field(min_length=1, max_length=253)] = names.SCHEDULER_LEADER_LEASE
     """Leader Lease of kube-scheduler in atoll-system (leaderElection.resourceName): each term of it begins anew."""
+    node_hints: bool = True
+    """Send a pod to a node that kube-scheduler's sample left out, where it fits or gets clearly better GPUs; the
+    controllers have the same setting."""
     requests_per_second: Annotated[float, Field(gt=0)] = 1000.0
     """Requests to the API server per second; one bind takes one request per GPU and one more."""
     burst: Annotated[int, Field(ge=1)] = 2000

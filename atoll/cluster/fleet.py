@@ -108,6 +108,11 @@ class Fleet:
         """Return the row of a node; 0 where it is not known."""
         return self._row_of.get(name, 0)
 
+    def all_rows(self) -> Ints:
+        """Return every row but that of unknown nodes, in order: the first is row 1. Rows of nodes that are gone are
+        among them, with a state that fits nothing."""
+        return np.arange(1, len(self._name_of))
+
     def put_cpu(self, name: str, *, free_milli: int, allocatable_milli: int) -> None:
         """Note how much CPU a node has, and how much of it no pod asks for; the node may not be known yet."""
         self._cpu_milli[name] = free_milli, allocatable_milli

@@ -15,7 +15,9 @@ import numpy as np
 
 from atoll.api import names
 from atoll.cluster.feasibility import machine_verdict
+from atoll.cluster.fleet import Floats, Ints
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.machines import Cell
 from atoll.cluster.requests import Rejection, Request, Verdict
 from atoll.cluster.selection import Candidate, CellOffer, offer, plain
 
@@ -82,8 +84,29 @@ def _elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts, reason: str) -
     return NodeVerdicts(verdict, rejected={**dict.fromkeys(node_names, reason), **verdicts.rejected})
 
 
-def _judge(node_names: Sequence[str], request: Request, question: FilterInput, ledger: Ledger) -> NodeVerdicts:
-    """Look the names up once; all else is arrays: the states of the nodes, and the keys of those states."""
+@dataclass(frozen=True, slots=True)
+class WeighedRows:
+    """What rows of the fleet are worth to a request: state and key of each, and the cells of nodes that look different
+    to the asking pod."""
+
+    asked: Request
+    rows: Ints
+    states: Ints
+    keys: Floats
+    own: Mapping[str, Cell]
+
+    def pick(self, ledger: Ledger, *, cpu_milli: int) -> Candidate:
+        """Return the best of the rows, of which one at least has a finite key."""
+        fleet, demand = ledger.fleet, ledger.demand
+        name = fleet.pick(self.rows, self.keys, self.states, self.asked, demand, cpu_milli=cpu_milli)
+        answer = offer(self.own.get(name) or fleet.cell_of(name), self.asked, demand)
+        assert isinstance(answer, CellOffer)
+        return answer.at(name)
+
+
+def weigh(node_names: Sequence[str] | None, request: Request, question: FilterInput, ledger: Ledger) -> WeighedRows:
+    """Look the names up once, all nodes where there are none; all else is arrays: the states of the nodes, and the keys
+    of those states."""
     asked = plain(request)
     own = ledger.own_cells(
         now_seconds=question.now_seconds,
@@ -92,21 +115,23 @@ def _judge(node_names: Sequence[str], request: Request, question: FilterInput, l
         asking_reservation=request.reservation,
     )
     fleet, demand = ledger.fleet, ledger.demand
-    rows = fleet.rows_of(node_names)
+    rows = fleet.all_rows() if node_names is None else fleet.rows_of(node_names)
     states = fleet.states_of(rows)
     for name, cell in own.items():
         states[rows == fleet.row_of(name)] = fleet.state_of(cell)
     keys = fleet.with_node_costs(fleet.keys(states, asked, demand), rows, states, asked.ask, demand)
-    least = keys.min(initial=np.inf)
-    if least == np.inf:
-        known = states.tolist()
-        rejected = _reasons(node_names, known, asked, ledger)
-        return NodeVerdicts(_verdict(node_names, known, asked, ledger), rejected=rejected)
-    name = fleet.pick(rows, keys, states, asked, demand, cpu_milli=question.cpu_milli)
-    answer = offer(own.get(name) or fleet.cell_of(name), asked, demand)
-    assert isinstance(answer, CellOffer)
-    feasible = list(compress(node_names, (keys < np.inf).tobytes()))
-    return NodeVerdicts(Verdict.FITS, feasible=feasible, best=answer.at(name))
+    return WeighedRows(asked, rows, states, keys, own)
+
+
+def _judge(node_names: Sequence[str], request: Request, question: FilterInput, ledger: Ledger) -> NodeVerdicts:
+    weighed = weigh(node_names, request, question, ledger)
+    if weighed.keys.min(initial=np.inf) == np.inf:
+        known = weighed.states.tolist()
+        rejected = _reasons(node_names, known, weighed.asked, ledger)
+        return NodeVerdicts(_verdict(node_names, known, weighed.asked, ledger), rejected=rejected)
+    best = weighed.pick(ledger, cpu_milli=question.cpu_milli)
+    feasible = list(compress(node_names, (weighed.keys < np.inf).tobytes()))
+    return NodeVerdicts(Verdict.FITS, feasible=feasible, best=best)
 
 
 def _verdict(node_names: Sequence[str], states: list[int], asked: Request, ledger: Ledger) -> Verdict:

@@ -127,6 +127,8 @@ class WakeInput:
     """By pod uid: a node and the mask of its free GPUs that are kept for this pod, which `rooms` leave out."""
     demand: Demand = PRIOR
     """What fragmentation is weighed with."""
+    nominates: bool = True
+    """Whether a wake-up may name a node."""
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ def plan_wakeups(question: WakeInput) -> WakePlan:
     without_room: list[str] = []
     again: list[float] = []
     is_cut = False
-    for pod, request in sorted(question.waiting, key=_rank):
+    for pod, request in sorted(question.waiting, key=by_rank):
         uid = pod.metadata.uid
         if uid in question.lease_holders or uid in question.skipped or not is_rejected(pod):
             continue
@@ -254,7 +256,8 @@ def waiting_note(pod: Pod, request: Request, rooms: Sequence[NodeCapacity], unse
     return f"{gpus(request.ask.count)} asked, {sentence}: {missing}; {next_step}"
 
 
-def _rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:
+def by_rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:
+    """Return the place of a waiting pod in the order of wake-ups."""
     pod = entry[0]
     return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
 
@@ -322,7 +325,7 @@ def _wake(
     count = last.count + 1 if last is not None else 1
     before = parse_woken(pod)
     is_repeated = max(last.generation if last else 0, before.generation) >= question.generation
-    nominate = may_nominate(pod, len(search.rooms))
+    nominate = question.nominates and may_nominate(pod, len(search.rooms))
     nominated = candidate.node if nominate else before.nominated_node if is_nominated_by_us(pod) else ""
     return WakePod(
         pod=pod,

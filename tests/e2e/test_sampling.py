@@ -1,5 +1,5 @@
-"""kube-scheduler looks at 420 of 1,000 nodes at a time. The one that fits is found all the same, and nobody is evicted
-meanwhile. The real control plane and all of Atoll, no containers."""
+"""kube-scheduler looks at 420 of 1,000 nodes at a time. The one that fits, or has the better GPUs, is found all the
+same, and nobody is evicted meanwhile. The real control plane and all of Atoll, no containers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +21,7 @@ COMMON, RARE = "dgx-a100", "dgx-h100"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 NODES = 1000
 PODS = 8
+CLAIMS = {"rare": ["nvidia-h100"], "better": ["nvidia-h100", "nvidia-a100"]}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,10 @@ def cluster() -> Iterator[DevCluster]:
             installation.start(part, wait=False)
         installation.start_scheduler()
         installation.wait_ready(PARTS)
-        spec = {"devices": {"count": 8, "models": ["nvidia-h100"]}}
-        body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": "rare"}, "spec": spec}
-        made.api.request("POST", paths.gpuclaims(NAMESPACE), body)
+        for claim, models in CLAIMS.items():
+            spec = {"devices": {"count": 8, "models": models}}
+            body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": claim}, "spec": spec}
+            made.api.request("POST", paths.gpuclaims(NAMESPACE), body)
         for name, value in (("low", 1), ("high", 1000)):
             made.api.request("POST", CLASSES, {"metadata": {"name": name}, "value": value})
         create(made, "holder", priorityClassName="low", nodeSelector={"example.com/model": "rare"})
@@ -50,10 +52,10 @@ def cluster() -> Iterator[DevCluster]:
         yield made
 
 
-def create(cluster: DevCluster, name: str, **spec: Any) -> None:
-    """Create a pod that asks for a whole machine of the rare model."""
+def create(cluster: DevCluster, name: str, *, claim: str = "rare", **spec: Any) -> None:
+    """Create a pod that asks for a whole machine of the rare model, or of that rather than of the common one."""
     container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
-    metadata = {"name": name, "annotations": {names.CLAIM: "rare"}}
+    metadata = {"name": name, "annotations": {names.CLAIM: claim}}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container], **spec}}
     cluster.api.request("POST", paths.pods(NAMESPACE), body)
 
@@ -70,16 +72,19 @@ def refusals(cluster: DevCluster, name: str) -> int:
     return sum(one.get("series", {}).get("count", 1) for one in mine)
 
 
-def test_the_one_node_that_fits_is_found_beyond_the_sample(cluster: DevCluster) -> None:
-    """Bound on the first or the second attempt, and nobody is evicted."""
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_the_one_node_is_found_beyond_the_sample(cluster: DevCluster, claim: str) -> None:
+    """Bound on the first or the second attempt to the one node that fits, or that is better, and nobody is evicted."""
     refused = []
     for number in range(PODS):
-        name = f"seeker-{number}"
-        create(cluster, name, priorityClassName="high")
+        name = f"{claim}-{number}"
+        create(cluster, name, claim=claim, priorityClassName="high")
         wait_until(lambda name=name: node_of(cluster, name), what=f"{name} to be bound", timeout_seconds=60)  # type: ignore[misc]
         refused.append(refusals(cluster, name))
+        assert node_of(cluster, name).startswith("rare")
         assert node_of(cluster, name) != node_of(cluster, "holder")
         assert "deletionTimestamp" not in cluster.api.get(paths.pods(NAMESPACE, "holder"))["metadata"]
+        assert "nominatedNodeName" not in cluster.api.get(paths.pods(NAMESPACE, name))["status"]
         cluster.api.request("DELETE", paths.pods(NAMESPACE, name), {"gracePeriodSeconds": 1})
         wait_until(lambda name=name: name not in held(cluster), what="its GPUs to be free", timeout_seconds=60)  # type: ignore[misc]
     assert max(refused) == 1, "some attempt looked past the node, and none did so twice"

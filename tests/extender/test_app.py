@@ -19,9 +19,9 @@ from atoll.cluster.objects import Pod
 from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app, build_health_app
+from extender.beyond_sample import SPARE_SECONDS
 from extender.binder import Binder
 from extender.pending_releases import HOLD_SECONDS
-from extender.victims import SPARE_SECONDS
 from extender.wire import BindCall
 from tests.builders import make_allocation, make_pod, make_report, pod_json
 from tests.explain.situations import make_node
@@ -291,7 +291,9 @@ SPARED: list[tuple[str, dict[str, Any], dict[str, Any], float, bool]] = [
     ("for a while", {}, {}, SPARE_SECONDS, False),
     ("another node has a taint", {"taints": [{"key": "x", "effect": "NoSchedule"}]}, {}, 0.0, False),
     ("another node has too little CPU", {"cpu": 1}, {}, 0.0, False),
-    ("it was sent there before", {}, {"annotations": {names.WOKEN: "1@n2"}}, 0.0, False),
+    ("it was sent there before", {}, {"annotations": {names.WOKEN: "1@n2"}}, 0.0, True),
+    ("it was refused there", {}, {"annotations": {names.WOKEN: "1@n2"}, "nominated": "n2"}, 0.0, False),
+    ("it never preempts, and is not asked about", {}, {"preemptionPolicy": "Never"}, 0.0, False),
 ]
 
 
@@ -308,17 +310,21 @@ async def test_nobody_is_evicted_for_a_pod_that_fits_on_a_node_that_was_not_look
     is_spared: bool,
 ) -> None:
     """kube-scheduler samples nodes; a wake-up names the one that fits."""
-    monkeypatch.setattr("atoll.cluster.wakeups.NOMINATION_NODES_MIN", 2)
+    monkeypatch.setattr("atoll.cluster.hints.NOMINATION_NODES_MIN", 1)
     low = make_pod("low", uid="low", node="n1", allocation=make_allocation("n1", 0, 1, 2, 3))
     extender.mirror.ledger.put_pod(low)
     extender.mirror.pods.store[("team", "low")] = low
-    for name, options in (("n1", {}), ("n2", node)):
-        extender.mirror.nodes.store[("", name)] = make_node(name, gpus=4, **options)
-    asking = pod_json("high", gpus=4, priority=5, overhead={"cpu": "2"}, **pod)
+    for name, state in (("n1", {}), ("n2", node)):
+        extender.mirror.nodes.store[("", name)] = make_node(name, gpus=4, **state)
+    options = {key: value for key, value in pod.items() if key != "nominated"}
+    asking = pod_json("high", gpus=4, priority=5, overhead={"cpu": "2"}, **options)
+    asking["status"]["nominatedNodeName"] = pod.get("nominated", "")
     body = {"Pod": asking, **in_form("meta", "n1", "low")}
 
     await extender.call("preempt", body)
     await extender.clock.advance(seconds)
+    for name in ("n1", "n2"):
+        extender.mirror.ledger.put_heartbeat(name, extender.clock.monotonic_seconds(), 180.0)
     found = await extender.call("preempt", body)
 
     assert found["NodeNameToMetaVictims"] == ({} if is_spared else {"n1": ANY})
