@@ -11,7 +11,7 @@ import pytest
 from atoll.api import names
 from atoll.cluster.budgets import DisruptionBudgets, decode_budget
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import Pod, PodSpec
 from atoll.cluster.requests import Rejection, request_of
 from atoll.cluster.soft_reservations import SoftReservation
 from atoll.kube.cache import Change, ChangeKind
@@ -180,6 +180,26 @@ def test_another_victim_frees_as_much_of_the_host(cpu: str, expected: object) ->
     who = preemptor(4)
 
     assert answer(offered("kept"), Preemptor(with_cpu(who.pod, "2"), who.request), ledger) == expected
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"affinity": {"podAffinity": {}}}, id="near pods"),
+        pytest.param({"affinity": {"podAntiAffinity": {}}}, id="apart from pods"),
+        pytest.param({"containers": [{"name": "main", "ports": [{"hostPort": 80}]}]}, id="a port of the host"),
+    ],
+)
+def test_a_pod_that_may_depend_on_the_spared_victim_itself_takes_no_other(spec: dict[str, Any]) -> None:
+    """kube-scheduler may have chosen it for where it is, not for what it frees."""
+    ledger = scene()
+    ledger.put_pod(holder("kept", 0, 0, 1, 2, 3, labels=KEPT))
+    ledger.put_pod(holder("other", 5, 4, 5, 6, 7))
+    who = preemptor(4)
+    pod = msgspec.structs.replace(who.pod, spec=msgspec.convert({**msgspec.to_builtins(who.pod.spec), **spec}, PodSpec))
+
+    assert answer(offered("kept"), preemptor(4), ledger) == {"n1": ({"other"}, 0)}
+    assert answer(offered("kept"), Preemptor(pod, who.request), ledger) == {}
 
 
 def test_node_without_a_fresh_report_is_dropped() -> None:
