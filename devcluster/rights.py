@@ -271,7 +271,7 @@ def _named(group: str, plural: str, sub: str) -> str:
 
 
 def _kinds(table: ast.Dict) -> Iterator[tuple[str, str, str]]:
-    """Yield the entries of a table {(group, kind): plural}: kinds to get, and to list and patch if it has a call for them."""
+    """Yield the entries of a table {(group, kind): plural}: kinds to get; to list and patch too, by a call."""
     for key, value in zip(table.keys, table.values, strict=True):
         plural = value.args[0] if isinstance(value, ast.Call) and value.args else value
         if isinstance(key, ast.Tuple) and isinstance(key.elts[0], ast.Constant) and isinstance(plural, ast.Constant):
