@@ -8,6 +8,9 @@ nearest to each other is taken. The work of one search is bounded, so that no ga
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from atoll.cluster import pod_fit
 from atoll.cluster.feasibility import listed
 from atoll.cluster.gangs.arranging import arrange
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
@@ -24,6 +27,7 @@ from atoll.cluster.gangs.search_input import (
     search_input,
     unknown_nodes,
 )
+from atoll.cluster.objects import Pod, PodSpec
 from atoll.cluster.requests import Request, Verdict
 from topology.errors import TopologyError
 from topology.gangs.descent import StepBudget
@@ -80,12 +84,39 @@ def find_places(
         return answer
 
     def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | NoPlacement:
-        found = search(view, chosen, requests, node_domains, snapshot)
+        found = search(view, chosen, requests, node_domains, with_company(snapshot, chosen, cluster))
         if isinstance(found, NoPlacement):
             return found
         return dict.fromkeys(one.host for part in found.placement.assignments for one in part.members)
 
     return judged(answer.message, hosts_on, cluster, lambda: unknown_nodes(chosen, requests, node_domains, cluster))
+
+
+def with_company(
+    emptied: PlacementSnapshot, chosen: Iterable[GangMember], cluster: PlacementSnapshot
+) -> PlacementSnapshot:
+    """Return an emptied snapshot with the pods of the cluster that members have to be near, as if they took no room."""
+    templates = {one.pod_set: one.pod for one in chosen if pod_fit.affinity_terms(one.pod)}.values()
+    if not templates:
+        return emptied
+
+    def is_needed(other: Pod) -> bool:
+        return any(
+            all(
+                pod_fit.term_matches(term, of=pod, other=other, labels=cluster.namespaces)
+                for term in pod_fit.affinity_terms(pod)
+            )
+            for pod in templates
+        )
+
+    on = {name: list(found) for name, found in emptied.pods_on.items()}
+    for name, found in cluster.pods_on.items():
+        there = {pod.metadata.uid for pod in on.get(name, ())}
+        needed = [pod for pod in found if pod.metadata.uid not in there and is_needed(pod)]
+        if needed:
+            bare = (msgspec.structs.replace(pod, spec=PodSpec(node_name=pod.spec.node_name)) for pod in needed)
+            on.setdefault(name, []).extend(bare)
+    return replace(emptied, pods_on=on)
 
 
 def judged(

@@ -18,7 +18,7 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, node_of
 from atoll.cluster.gangs.node_domains import NodeDomains
-from atoll.cluster.gangs.placing import NoPlacement, judged, refused
+from atoll.cluster.gangs.placing import NoPlacement, judged, refused, with_company
 from atoll.cluster.gangs.rehearsal import find_clash
 from atoll.cluster.gangs.search_input import (
     PlacementSnapshot,
@@ -66,7 +66,8 @@ def place_missing(
     told = f"{left} of {len(missing)} members that it lacks find no place beside its others: {now.waiting.message}"
 
     def hosts_on(snapshot: PlacementSnapshot) -> Iterable[str] | NoPlacement:
-        found = _place(view, missing, requests, node_domains, _beside_its_others(view, snapshot))
+        beside = with_company(_beside_its_others(view, snapshot), missing, cluster)
+        found = _place(view, missing, requests, node_domains, beside)
         return found.waiting or [one.allocation.node for one in found.assignments]
 
     waiting = judged(told, hosts_on, cluster, lambda: unknown_nodes(missing, requests, node_domains, cluster))

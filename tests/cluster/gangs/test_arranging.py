@@ -15,11 +15,12 @@ from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import members_of
 from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
-from atoll.cluster.gangs.placing import NoPlacement, find_places
+from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Node, Pod, decode_node
+from atoll.cluster.requests import Verdict
 from tests.builders import make_pod
 from tests.cluster.gangs.builders import GATES, make_gang
 
@@ -66,8 +67,26 @@ def find(
     namespaces: Labels | None = None,
     **gang: Any,
 ) -> dict[str, str] | str:
-    """Return the node of each member, or why there is no plan. `members`: number and spec per pod set; those of the
-    pod set `lead` are of another app."""
+    """Return the node of each member, or why there is no plan."""
+    answer = answer_of(members, nodes, others, namespaces=namespaces, **gang)
+    if isinstance(answer, NoPlacement):
+        return answer.message
+    return {
+        answer.question.asked[part.pod_set][one.rank].pod.metadata.name: one.host
+        for part in answer.placement.assignments
+        for one in part.members
+    }
+
+
+def answer_of(
+    members: Mapping[str, tuple[int, dict[str, Any]]],
+    nodes: Sequence[Node],
+    others: Sequence[Pod] = (),
+    *,
+    namespaces: Labels | None = None,
+    **gang: Any,
+) -> FoundPlacement | NoPlacement:
+    """Return the plan. `members`: number and spec per pod set; those of the pod set `lead` are of another app."""
     made = make_gang(podSets=[{"name": name, "count": count} for name, (count, _) in members.items()], **gang)
     pods = [
         make_pod(
@@ -90,14 +109,7 @@ def find(
     chosen = members_of(pods, made.spec, {})
     site = node_domains_of(None, nodes, {}, strict=False)
     assert isinstance(site, NodeDomains)
-    answer = find_places(GangView(made, chosen, ReadinessPolicy()), chosen, {}, site, cluster)
-    if isinstance(answer, NoPlacement):
-        return answer.message
-    return {
-        answer.question.asked[part.pod_set][one.rank].pod.metadata.name: one.host
-        for part in answer.placement.assignments
-        for one in part.members
-    }
+    return find_places(GangView(made, chosen, ReadinessPolicy()), chosen, {}, site, cluster)
 
 
 def hall(labels: Labels = THREE, room: Mapping[str, int] = ROOM) -> list[Node]:
@@ -173,6 +185,23 @@ def test_pod_sets_keep_apart_from_each_other_and_near_each_other() -> None:
     zone = {name: THREE[host][ZONE] for name, host in apart.items()}
     assert zone.pop("lead0") not in zone.values()
     assert len({THREE[host][ZONE] for host in near.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "count", "expected"),
+    [("a1", 1, Verdict.BUSY), ("a1", 7, Verdict.NEVER), ("", 1, Verdict.NEVER)],
+    ids=["room is missing beside it", "too little even if nobody else was there", "nobody is there"],
+)
+def test_who_has_to_be_near_somebody_waits_for_room_there(host: str, count: int, expected: Verdict) -> None:
+    """Whom a member needs is not counted as gone where it is judged what becomes of it without other pods."""
+    zone_is_full = [other(number, at, app="y") for number, at in enumerate(("a1", "a1", "a2", "a2", "a2"))]
+    near = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": ZONE, **OWN}]}
+    others = [*zone_is_full, *([other(9, host)] if host else [])]
+
+    answer = answer_of({"lead": (count, {"affinity": {"podAffinity": near}})}, hall(), others)
+
+    assert isinstance(answer, NoPlacement)
+    assert answer.verdict is expected
 
 
 def test_pod_sets_with_one_host_port_take_hosts_of_their_own() -> None:
