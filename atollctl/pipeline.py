@@ -207,7 +207,7 @@ def trigger_pipeline(
         body = json.dumps(given).encode() if file is None else read_file(file, what="trigger")
         _show_made(asked(client, "POST", path, body=body, headers=JSON, file=file).json())
     else:
-        _show_triggers(asked(client, "GET", path).json()["items"])
+        _show_triggers(asked(client, "GET", path, query={"page_size": RUNS_MAX}).json())
 
 
 def _show_made(made: Mapping[str, Any]) -> None:
@@ -216,15 +216,17 @@ def _show_made(made: Mapping[str, Any]) -> None:
         show_line(f"deliver to {made['url']}, signed with {made['webhook_secret']} (shown only now)")
 
 
-def _show_triggers(found: list[dict[str, Any]]) -> None:
-    if not found:
+def _show_triggers(found: Mapping[str, Any]) -> None:
+    if not found["items"]:
         typer.echo("No triggers found.", err=True)
         return
     rows = (
         (one["id"], one["trigger_type"], str(one["enabled"]).lower(), one["next_run"] or "", one["last_message"])
-        for one in found
+        for one in found["items"]
     )
     show_table(("ID", "TYPE", "ENABLED", "NEXT RUN", "MESSAGE"), rows)
+    if found["total"] > len(found["items"]):
+        typer.echo(f"{found['total'] - len(found['items'])} more are not shown", err=True)
 
 
 def _client(server: str, token_file: Path | None, ca: Path | None) -> ServiceClient:

@@ -1,10 +1,11 @@
 """Load on pipelines: 200 runs of 20 steps at once, 1,000 cron triggers on one minute, and the price of a step.
 
-SQLite, in one process. A step calls a function that does nothing. DBOS alone runs a quarter as many chains of as many
-steps that do nothing: once as steps of one workflow, and once as a workflow for each step, which is what survives that
-steps run side by side. Prints one JSON object; a run that does not succeed fails the bench.
+In one process, with SQLite, or with a PostgreSQL of its own that does not wait for the disk (--postgresql). A step
+calls a function that does nothing. DBOS alone runs a quarter as many chains of as many steps that do nothing: once as
+steps of one workflow, and once as a workflow for each step, which is what survives that steps run side by side. Prints
+one JSON object; a run that does not succeed fails the bench.
 
-    python -m bench.pipelines --runs 200 --steps 20 --triggers 1000
+    python -m bench.pipelines --runs 200 --steps 20 --triggers 1000 [--postgresql]
 """
 
 import argparse
@@ -13,12 +14,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 from dbos import DBOS
-from sqlalchemy import func, select
+from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.orm import Session
 
 from atoll.pipelines.words import RunState
@@ -31,6 +32,7 @@ from pipelines.records import RunRecord, migrate_pipelines
 from pipelines.serving import registered_functions
 from pipelines.store import active_run_ids
 from pipelines.trigger_api import add_triggers
+from tests.fakes.postgres import postgres
 from tests.jobservice.service import JobService
 from tests.pipelines.made import step
 from tests.pipelineservice.world import EngineWorld
@@ -39,6 +41,8 @@ SHARE = 4
 """DBOS alone runs this part of the chains."""
 LOOK_SECONDS = 0.25
 HOUR = 3600
+Fresh = Callable[[str], str]
+"""Returns the URL of an empty database of a name."""
 
 
 @DBOS.workflow(name="bench-chain")
@@ -77,7 +81,7 @@ async def timed(work: Awaitable[None], steps: int) -> dict[str, float]:
     }
 
 
-async def dbos_alone(file: Path, work: Callable[[int], Awaitable[None]], runs: int, steps: int) -> dict[str, float]:
+async def dbos_alone(url: str, work: Callable[[int], Awaitable[None]], runs: int, steps: int) -> dict[str, float]:
     """Return the figures of DBOS alone."""
     found: dict[str, float] = {}
 
@@ -87,7 +91,7 @@ async def dbos_alone(file: Path, work: Callable[[int], Awaitable[None]], runs: i
 
         found.update(await timed(all_of_them(), runs * steps))
 
-    await in_own_loop(f"sqlite:///{file}", serve, _no_try, lambda _try: None)
+    await in_own_loop(url, serve, _no_try, lambda _try: None)
     return found
 
 
@@ -95,9 +99,8 @@ async def _no_try(*_told: object) -> None:
     raise AssertionError("the bench starts no try")
 
 
-async def pipelines_at_once(folder: Path, runs: int, steps: int) -> tuple[dict[str, float], int]:
+async def pipelines_at_once(url: str, runs: int, steps: int) -> tuple[dict[str, float], int]:
     """Return the figures of runs that begin at once, and how many did not succeed."""
-    url = f"sqlite:///{folder}/runs.db"
     database = opened(url)
     migrate_pipelines(url)
     world = EngineWorld(database, url)
@@ -120,10 +123,9 @@ async def pipelines_at_once(folder: Path, runs: int, steps: int) -> tuple[dict[s
     return found, runs - count
 
 
-async def triggers_of_one_minute(folder: Path, count: int) -> dict[str, float]:
+async def triggers_of_one_minute(url: str, count: int) -> dict[str, float]:
     """Return how long one look takes that fires all cron triggers, up to two hours' seconds of them, and how many runs
     began."""
-    url = f"sqlite:///{folder}/triggers.db"
     database = opened(url)
     migrate_pipelines(url)
     async with JobService.of(database) as service:
@@ -148,13 +150,13 @@ async def triggers_of_one_minute(folder: Path, count: int) -> dict[str, float]:
     return {"seconds": seconds, "ms_per_trigger": 1000 * seconds / count, "runs_begun": float(runs)}
 
 
-async def measure(folder: Path, runs: int, steps: int, triggers: int) -> tuple[dict[str, dict[str, float]], int]:
+async def measure(fresh: Fresh, runs: int, steps: int, triggers: int) -> tuple[dict[str, dict[str, float]], int]:
     """Return all figures, and how many runs did not succeed or did not begin."""
     part = max(1, runs // SHARE)
-    alone = await dbos_alone(folder / "steps.db", chain, part, steps)
-    workflow_each = await dbos_alone(folder / "workflows.db", workflows, part, steps)
-    ours, lost = await pipelines_at_once(folder, runs, steps)
-    fired = await triggers_of_one_minute(folder, triggers)
+    alone = await dbos_alone(fresh("steps"), chain, part, steps)
+    workflow_each = await dbos_alone(fresh("workflows"), workflows, part, steps)
+    ours, lost = await pipelines_at_once(fresh("runs"), runs, steps)
+    fired = await triggers_of_one_minute(fresh("triggers"), triggers)
     ratios = {
         f"{key}_of_{name}": ours[key] / other[key]
         for key in ("ms_per_step", "cpu_ms_per_step")
@@ -170,16 +172,36 @@ async def measure(folder: Path, runs: int, steps: int, triggers: int) -> tuple[d
     return found, lost + abs(triggers - int(fired["runs_begun"]))
 
 
+@contextmanager
+def databases(*, postgresql: bool) -> Iterator[Fresh]:
+    """Yield what makes databases."""
+    if not postgresql:
+        with tempfile.TemporaryDirectory() as folder:
+            yield lambda name: f"sqlite:///{folder}/{name}.db"
+        return
+    with postgres() as server:
+        engine = create_engine(server, isolation_level="AUTOCOMMIT")
+
+        def fresh(name: str) -> str:
+            with engine.connect() as connection:
+                connection.execute(text(f"CREATE DATABASE {name}"))
+            return server.replace("/postgres?", f"/{name}?")
+
+        yield fresh
+        engine.dispose()
+
+
 def main() -> int:
     """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--triggers", type=int, default=1000)
+    parser.add_argument("--postgresql", action="store_true")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    with tempfile.TemporaryDirectory() as folder:
-        figures, lost = asyncio.run(measure(Path(folder), options.runs, options.steps, options.triggers))
+    with databases(postgresql=options.postgresql) as fresh:
+        figures, lost = asyncio.run(measure(fresh, options.runs, options.steps, options.triggers))
     print(
         json.dumps(
             {name: {key: round(one, 2) for key, one in part.items()} for name, part in figures.items()}, indent=1

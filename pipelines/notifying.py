@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.retries import bounded
+from atoll.pipelines.model import BY_NAME
 from jobs.database import Database
 from pipelines.mail import Mail, Mailer
 from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient
@@ -21,6 +22,7 @@ from pipelines.records import MessageRecord
 from pipelines.store import Try
 
 EMAIL: Final = "email"
+WEBHOOK: Final = "webhook"
 
 
 class MessageState(StrEnum):
@@ -72,14 +74,19 @@ class Notifier:
             raise next((one for one in failures if isinstance(one, CallFailed)), failures[0])
 
     async def _send(self, notice: Notice, number: int, now: datetime) -> None:
-        recipient = notice.recipients[number]
+        recipient, text = notice.recipients[number], notice.text
+        if notice.channel != WEBHOOK:
+            text = "\n".join([text, *(f"{name}: {value}" for name, value in notice.data.items())])
         if notice.channel == EMAIL:
-            lines = [notice.text, *(f"{name}: {value}" for name, value in notice.data.items())]
             key = f"{notice.one.run_id}/{notice.one.key}/{number}"
-            await self._mailer.send(Mail(recipient, notice.subject, "\n".join(lines) + "\n", key, now))
+            await self._mailer.send(Mail(recipient, notice.subject, text + "\n", key, now))
             return
-        message = {"text": notice.text, **notice.data}
-        call = OutgoingCall("POST", recipient, notice.tenant, {"Idempotency-Key": notice.key}, {}, message)
+        message = {**notice.data, "text": text} if notice.channel == WEBHOOK else {"text": text}
+        headers, hidden = {"Idempotency-Key": f"{notice.key}-to-{number}"}, list[str]()
+        if recipient.startswith(BY_NAME):
+            recipient = self._outgoing.secret(notice.tenant, recipient.removeprefix(BY_NAME))
+            hidden.append(recipient)
+        call = OutgoingCall("POST", recipient, notice.tenant, headers, {}, message, hidden)
         found = await self._outgoing.call(call)
         if found["status_code"] >= 400:
             raise CallFailed(f"a recipient answered with status {found['status_code']}")

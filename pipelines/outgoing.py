@@ -5,7 +5,9 @@ by name. Redirects are not followed. Secrets are read when a call is made, and a
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +35,8 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OutgoingCall:
-    """One request. `secret_headers`: names of headers, with the names of the tenant's secrets."""
+    """One request. `secret_headers`: names of headers, with the names of the tenant's secrets; `hidden`: what must not
+    come back beside them."""
 
     method: str
     url: str
@@ -41,6 +44,7 @@ class OutgoingCall:
     headers: Mapping[str, str]
     secret_headers: Mapping[str, str]
     body: Any
+    hidden: Sequence[str] = ()
 
 
 class OutgoingClient:
@@ -53,9 +57,10 @@ class OutgoingClient:
     async def call(self, asked: OutgoingCall) -> dict[str, Any]:
         """Return status_code and body. Raises CallRefused, CallFailed."""
         url = self._checked(asked.url)
-        if asked.secret_headers and url.scheme != "https" and url.host not in self._allowed:
+        if (asked.secret_headers or asked.hidden) and url.scheme != "https" and url.host not in self._allowed:
             raise CallRefused(f"secrets are sent by https alone, and the URL begins with {url.scheme}")
-        secrets = {name: self._secret(asked.tenant, secret) for name, secret in asked.secret_headers.items()}
+        secrets = {name: self.secret(asked.tenant, secret) for name, secret in asked.secret_headers.items()}
+        hidden = {form for secret in secrets.values() for form in forms_of(secret)} | {*asked.hidden}
         connector = aiohttp.TCPConnector(resolver=GuardedResolver(self._refusal), use_dns_cache=False)
         jar = aiohttp.DummyCookieJar()
         body = {} if asked.body is None else {"json": asked.body}
@@ -71,10 +76,10 @@ class OutgoingClient:
                     data += more
         except (aiohttp.ClientError, OSError, ValueError) as error:
             told = str(error).replace(str(url), str(url.with_query(None)))
-            raise CallFailed(f"{asked.method} {url.origin()}: {without(told, secrets.values())}") from error
+            raise CallFailed(f"{asked.method} {url.origin()}: {without(told, hidden)}") from error
         if len(data) > BODY_BYTES_MAX:
             raise CallFailed(f"{asked.method} {url.origin()}: the answer is larger than {BODY_BYTES_MAX} bytes")
-        return {"status_code": answer.status, "body": without(_decoded(data), secrets.values())}
+        return {"status_code": answer.status, "body": without(_decoded(data), hidden)}
 
     def _refusal(self, host: str, addresses: Sequence[str]) -> str:
         """Return why a host may not be reached."""
@@ -96,7 +101,8 @@ class OutgoingClient:
             raise CallRefused(f"{host} is not a public address, and outgoing_hosts does not name it")
         return url
 
-    def _secret(self, tenant: str, name: str) -> str:
+    def secret(self, tenant: str, name: str) -> str:
+        """Return the value of a tenant's secret. Raises CallRefused, without the value."""
         if self._secrets is None:
             raise CallRefused(f"secret {name}: this service has no secrets; set --secrets")
         try:
@@ -109,12 +115,26 @@ class OutgoingClient:
         return value
 
 
-def without(value: Any, secrets: Iterable[str]) -> Any:  # noqa: ANN401 - a value of JSON's types
+def forms_of(secret: str) -> frozenset[str]:
+    """Return a secret, and what a service may send back of it alone: the token after a word such as Bearer, and what
+    Basic encodes, with its password."""
+    scheme, _, token = secret.partition(" ")
+    found = {secret, token.strip()}
+    if scheme.lower() == "basic":
+        with suppress(ValueError):
+            plain = b64decode(token).decode()
+            found |= {plain, plain.partition(":")[2]}
+    return frozenset(one for one in found if len(one) >= SECRET_LENGTH_MIN)
+
+
+def without(value: Any, secrets: Collection[str]) -> Any:  # noqa: ANN401 - a value of JSON's types
     """Return a value without secrets."""
     if isinstance(value, str):
         for secret in sorted(secrets, key=len, reverse=True):  # one may begin another
             value = value.replace(secret, HIDDEN)
         return value
+    if isinstance(value, int | float):
+        return HIDDEN if any(secret in str(value) for secret in secrets) else value
     if isinstance(value, list):
         return [without(one, secrets) for one in value]
     if isinstance(value, dict):

@@ -15,6 +15,7 @@ from atoll.pipelines.expressions import is_json
 from atoll.pipelines.triggers import PipelineTrigger, TriggerType
 from atoll.pipelines.wording import faults_of
 from jobs.api_parts import Caller, Parts
+from jobs.asking import PageNumber, PageSize
 from jobs.problems import ApiRefusal, documented, invalid, mistaken, problem
 from pipelines.api import PIPELINE, AskedPipeline, OnePipeline
 from pipelines.errors import PipelineUnknown, TriggerUnknown
@@ -57,9 +58,12 @@ class TriggerView(BaseModel):
 
 
 class TriggerListView(BaseModel):
-    """The triggers of a pipeline."""
+    """One page of the triggers of a pipeline, oldest first."""
 
     items: list[TriggerView]
+    page: int
+    page_size: int
+    total: Annotated[int, Field(description="count over all pages")]
 
 
 class TriggerChange(BaseModel):
@@ -124,11 +128,14 @@ async def _check_other(asked: AskedPipeline, pipeline_id: str) -> None:
         raise mistaken("depends_on_pipeline_id", pipeline_id, "there is no such pipeline", "correct it") from error
 
 
-async def list_all_triggers(asked: OnePipeline) -> TriggerListView:
+async def list_all_triggers(asked: OnePipeline, page: PageNumber = 1, page_size: PageSize = 100) -> TriggerListView:
     """List the triggers of a pipeline, oldest first."""
     await asked.allowed(JobPermission.VIEW)
-    records = await asked.parts.database.read(lambda session: list_triggers(session, asked.pipeline_id))
-    return TriggerListView(items=[_view(one) for one in records])
+    found = await asked.parts.database.read(
+        lambda session: list_triggers(session, asked.pipeline_id, page=page, page_size=page_size)
+    )
+    items = [_view(one) for one in found.records]
+    return TriggerListView(items=items, page=page, page_size=page_size, total=found.total)
 
 
 async def change(asked: OnePipeline, trigger_id: UUID, body: TriggerChange) -> TriggerView:

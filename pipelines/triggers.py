@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import structlog
 from pydantic import ValidationError
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.retries import bounded
@@ -27,7 +27,7 @@ from pipelines.errors import KeyTaken, RunActive, TriggerUnknown
 from pipelines.histories import forget_mark, metric_of, new_entries
 from pipelines.inputs import checked_inputs
 from pipelines.records import PipelineRecord, RunRecord, TriggerRecord
-from pipelines.store import RunRequest, create_run, get_pipeline, pipeline_in
+from pipelines.store import PAGE_SIZE_MAX, PipelinePage, RunRequest, create_run, get_pipeline, pipeline_in
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,8 @@ FIRED_TOGETHER_MAX: Final = 50
 """Triggers that one transaction deals with, so that a thousand on one minute do not block everybody else."""
 ENDS_SLACK: Final = timedelta(minutes=1)
 """How much earlier than the last look an end may have been recorded: transactions end out of order."""
-TRIGGERS_MAX: Final = 100
+KEY_LENGTH_MAX: Final = 512
+ENABLED_AT: Final = "enabled_at"
 SEEN_MAX: Final = 100
 """Events that a threshold knows again if they come a second time."""
 
@@ -73,11 +74,13 @@ def get_trigger(session: Session, trigger_id: str) -> TriggerRecord:
     return record
 
 
-def list_triggers(session: Session, pipeline_id: str) -> Sequence[TriggerRecord]:
-    """Return the triggers of a pipeline, oldest first."""
+def list_triggers(session: Session, pipeline_id: str, *, page: int, page_size: int) -> PipelinePage:
+    """Return a page of the triggers of a pipeline, oldest first."""
     where = TriggerRecord.pipeline_id == pipeline_id
+    total = session.scalar(select(func.count()).select_from(TriggerRecord).where(where)) or 0
+    size = min(page_size, PAGE_SIZE_MAX)
     oldest = select(TriggerRecord).where(where).order_by(TriggerRecord.created_at, TriggerRecord.id)
-    return session.scalars(oldest.limit(TRIGGERS_MAX)).all()
+    return PipelinePage(session.scalars(oldest.offset((page - 1) * size).limit(size)).all(), total)
 
 
 def enable_trigger(session: Session, trigger_id: str, *, enabled: bool, now: datetime) -> TriggerRecord:
@@ -85,7 +88,8 @@ def enable_trigger(session: Session, trigger_id: str, *, enabled: bool, now: dat
     record = get_trigger(session, trigger_id)
     if enabled and not record.enabled:
         record.looked_at, record.next_run = now, trigger_of(record).next_instant(now)
-        record.memory = {key: value for key, value in record.memory.items() if key == "crossings"}
+        crossings = {key: value for key, value in record.memory.items() if key == "crossings"}
+        record.memory = crossings | {ENABLED_AT: now.isoformat()}
     record.enabled = enabled
     session.flush()
     return record
@@ -142,7 +146,8 @@ def fire_ends(session: Session, now: datetime) -> None:
         trigger = _live_trigger(record)
         if trigger is None:
             continue
-        since = max(record.created_at, record.looked_at - ENDS_SLACK)
+        enabled_at = datetime.fromisoformat(record.memory.get(ENABLED_AT, record.created_at.isoformat()))
+        since = max(enabled_at, record.looked_at - ENDS_SLACK)
         ended = (
             RunRecord.pipeline_id == record.topic,
             RunRecord.state.in_([state.value for state in ENDED_RUNS]),
@@ -263,6 +268,12 @@ def fire_webhook(session: Session, trigger_id: str, delivery: str, now: datetime
     return _begin(session, record, "webhook", delivery, trigger.inputs, now)
 
 
+def _key_of(record: TriggerRecord, key: str) -> str:
+    """Return an idempotency key that fits: no two events have the same, however long their ids are."""
+    found = f"trigger-{record.id}-{key}"
+    return found if len(found) <= KEY_LENGTH_MAX else f"trigger-{record.id}-{sha256(key.encode()).hexdigest()}"
+
+
 def _begin(
     session: Session, record: TriggerRecord, cause: str, key: str, inputs: Mapping[str, Any], now: datetime
 ) -> list[str]:
@@ -270,7 +281,7 @@ def _begin(
     owner = get_pipeline(session, record.pipeline_id)
     try:
         given = checked_inputs(pipeline_in(owner.document, f"pipeline {owner.name}"), inputs)
-        asked = RunRequest(given, record.created_by, cause, f"trigger-{record.id}-{key}"[:512])
+        asked = RunRequest(given, record.created_by, cause, _key_of(record, key))
         with session.begin_nested():
             run, is_new = create_run(session, record.pipeline_id, asked, now)
     except (RunActive, KeyTaken, RecordUnreadable) as error:

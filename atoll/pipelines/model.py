@@ -21,6 +21,9 @@ ITEMS_MAX: Final = 1000
 
 _UNITS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+BY_NAME: Final = "secret:"
+"""Begins a recipient whose URL is a secret, such as one of Slack, by which anybody may post."""
+_RECIPIENT: Final = re.compile(rf"https?://[^\s\x00-\x1f\x7f]+|{BY_NAME}[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}")
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 
 
@@ -92,7 +95,7 @@ class FunctionConfig(JobPart):
 
 
 class NotificationConfig(JobPart):
-    """Config of a notification step. Recipients are URLs, or addresses of mail."""
+    """Config of a notification step. Recipients are URLs, names of secrets with a URL, or addresses of mail."""
 
     channel: Annotated[str, Field(pattern=r"^(slack|email|webhook)$")]
     template: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -107,8 +110,12 @@ class NotificationConfig(JobPart):
             wrong = [one for one in self.recipients if not _ADDRESS.fullmatch(one)]
             if wrong:
                 raise ValueError(f"recipients has {wrong[0]!r}, which is no address; write one such as ann@example.com")
-        elif self.subject is not None:
+            return self
+        if self.subject is not None:
             raise ValueError("subject belongs to channel email; remove it")
+        wrong = [one for one in self.recipients if not _RECIPIENT.fullmatch(one)]
+        if wrong:
+            raise ValueError(f"recipients has {wrong[0]!r}; write https://HOST/... or {BY_NAME}NAME of a secret")
         return self
 
 

@@ -29,6 +29,9 @@ from atoll.pipelines.words import RunState
 
 MADE_UP_MAX: Final = 100
 """Missed instants that are made up, the newest ones."""
+TOLERANCE: Final = timedelta(minutes=1)
+"""How late a run may begin whose instant is not missed."""
+LOOK_BACK: Final = timedelta(hours=2)
 WINDOWS_MAX: Final = 16
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
@@ -157,16 +160,21 @@ class PipelineTrigger(JobPart):
         `after` is exclusive, `now` inclusive. Which of several are left follows from `missed`; windows are not looked
         at.
         """
-        passed = takewhile(lambda instant: instant <= now, self._instants(after))
         if self.missed is MissedRuns.ALL:
-            newest = list(passed)[-MADE_UP_MAX:]
-            return tuple(newest)
-        last = None
-        for last in passed:  # noqa: B007 - the newest one is wanted
-            pass
-        if last is None or (self.missed is MissedRuns.SKIP and now - last > timedelta(minutes=1)):
-            return ()
-        return (last,)
+            return self._newest(after, now, MADE_UP_MAX)
+        found = self._newest(after, now, 1)
+        is_late = bool(found) and now - found[0] > TOLERANCE
+        return () if is_late and self.missed is MissedRuns.SKIP else found
+
+    def _newest(self, after: datetime, now: datetime, count: int) -> tuple[datetime, ...]:
+        """Return the newest instants, looking back ever further: years may have passed, with a minute's instants."""
+        span = LOOK_BACK
+        while True:
+            begin = max(after, now - span)
+            found = tuple(takewhile(lambda instant: instant <= now, self._instants(begin)))
+            if len(found) >= count or begin == after:
+                return found[-count:]
+            span *= 8
 
     def _instants(self, after: datetime) -> Iterator[datetime]:
         if self.cron_expression is None:

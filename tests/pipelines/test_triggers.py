@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from itertools import takewhile
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -106,6 +108,37 @@ def test_missed_instants_follow_the_policy(missed: str, count: int) -> None:
     begin = datetime(2026, 1, 31, tzinfo=UTC)
 
     assert len(cron("0 * * * *", missed=missed).due(begin, begin + timedelta(hours=8, minutes=30))) == count
+
+
+@pytest.mark.parametrize("expression", ["* * * * *", "*/20 2 * * *", "30 2 * * *", "0 0 * * 7"])
+def test_the_newest_missed_instants_are_found_however_long_the_service_was_away(expression: str) -> None:
+    """As one walk over all of them finds them, in Berlin over a change of the clock."""
+    begin = datetime(2026, 3, 1, tzinfo=UTC)
+    end = begin + timedelta(days=40, hours=3)
+    local = CronSim(expression, begin.astimezone(ZoneInfo("Europe/Berlin")))
+    every = [one.astimezone(UTC) for one in takewhile(lambda one: one <= end, local)]
+
+    in_time = [one for one in every[-1:] if end - one <= MINUTE]
+    for missed, wanted in (("all", every[-100:]), ("once", every[-1:]), ("skip", in_time)):
+        assert list(cron(expression, "Europe/Berlin", missed=missed).due(begin, end)) == wanted, missed
+
+
+def test_years_of_missed_instants_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database would be held meanwhile."""
+    walked_over: list[datetime] = []
+
+    def counted(expression: str, begin: datetime) -> Iterator[datetime]:
+        for one in CronSim(expression, begin):
+            walked_over.append(one)
+            yield one
+
+    trigger = cron("* * * * *", missed="all")
+    monkeypatch.setattr("atoll.pipelines.triggers.CronSim", counted)
+    end = datetime(2026, 1, 31, tzinfo=UTC)
+    found = trigger.due(end - timedelta(days=2000), end)
+
+    assert found == tuple(end - MINUTE * back for back in reversed(range(100)))
+    assert len(walked_over) < 1000
 
 
 def test_an_instant_of_this_minute_is_not_missed() -> None:

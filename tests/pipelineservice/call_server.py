@@ -10,12 +10,13 @@ class CallServer:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        calls = self.calls
+        self.bodies: list[bytes] = []
+        calls, bodies = self.calls, self.bodies
 
         class _Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 calls.append(self.headers["Idempotency-Key"])
-                self.rfile.read(int(self.headers["Content-Length"]))
+                bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
                 self.send_response(200)
                 self.send_header("Content-Length", "2")
                 self.end_headers()

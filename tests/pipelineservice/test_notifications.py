@@ -1,8 +1,10 @@
 """Notification steps: mail through a real server, each recipient once, and what was sent can be read."""
 
+import json
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from jobs.store import create_job, take_step
 from pipelines.api import PIPELINES, add_pipelines
 from pipelines.firing import TriggerKeeper
 from pipelines.mail import Mail, Mailer
-from pipelines.outgoing import CallFailed, CallRefused
+from pipelines.notifying import messages_of
+from pipelines.outgoing import CallFailed, CallRefused, OutgoingClient
 from pipelines.records import migrate_pipelines
 from pipelines.serving import registered_functions
 from pipelines.trigger_api import add_triggers
@@ -29,8 +32,9 @@ from tests.fakes.clock import until
 from tests.jobservice.made import new_job
 from tests.jobservice.service import JobService
 from tests.pipelines.made import RUNNERS, parsed, step
+from tests.pipelineservice.call_server import CallServer
 from tests.pipelineservice.mail_server import MailServer
-from tests.pipelineservice.world import EngineWorld
+from tests.pipelineservice.world import TENANT, EngineWorld
 from tests.service.certificates import Authority
 
 PAGE = REPOSITORY / "docs" / "pipelines.md"
@@ -147,13 +151,57 @@ async def test_a_step_mails_each_recipient_once_and_tries_again(database: Databa
     ]
 
 
+async def test_posts_have_the_data_and_secret_urls_stay_secret(database: Database, tmp_path: Path) -> None:
+    """Slack shows text alone, so the data are lines of it; each recipient has an idempotency key of its own. A URL that
+    is a secret is in no record, also when nobody answers there."""
+    (tmp_path / TENANT).mkdir()
+    with CallServer() as server:
+        (tmp_path / TENANT / "hook").write_text(f"{server.url}services/T0/hush-hush")
+        (tmp_path / TENANT / "gone").write_text("http://127.0.0.1:1/services/T0/hush-hush")
+        world = EngineWorld(database, f"sqlite:///{tmp_path}/jobs.db")
+        outgoing = OutgoingClient(allowed=("127.0.0.1",), secrets=tmp_path)
+        world.parts = replace(world.parts, outgoing=outgoing)
+        config = {"template": "Over.", "data": {"epochs": "${inputs.n}"}}
+        steps = [
+            step(name, kind="notification", config=config | {"channel": channel, "recipients": recipients})
+            for name, channel, recipients in (
+                ("slack", "slack", ["secret:hook"]),
+                ("post", "webhook", [server.url, f"{server.url}other"]),
+                ("lost", "webhook", ["secret:gone"]),
+            )
+        ]
+        async with world.leading():
+            run_id = await world.begin(*steps, inputs={"n": 3})
+            state, message = await world.until_ended(run_id)
+
+    bodies = {key: json.loads(body) for key, body in zip(server.calls, server.bodies, strict=True)}
+    assert sorted(json.dumps(one) for one in bodies.values()) == [
+        '{"epochs": 3, "text": "Over."}',
+        '{"epochs": 3, "text": "Over."}',
+        '{"text": "Over.\\nepochs: 3"}',
+    ]
+    assert (state, message.startswith("step lost failed: POST http://127.0.0.1:1: ")) == ("failed", True)
+    kept = await database.read(lambda session: messages_of(session, run_id))
+    assert {(one.key, one.number, one.recipient) for one in kept} == {
+        ("slack", 0, "secret:hook"),
+        ("post", 0, server.url),
+        ("post", 1, f"{server.url}other"),
+        ("lost", 0, "secret:gone"),
+    }
+    assert "hush" not in message + "".join(one.error for one in kept)
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"recipients": ["ann"]}, "is no address"),
+        ({"channel": "slack", "recipients": ["#alerts"]}, "write https://HOST/... or secret:NAME"),
         ({"recipients": ["ann@example.com\r\nBcc: eve@example.com"]}, "is no address"),
         ({"subject": "${inputs.x}"}, "config.subject"),
-        ({"channel": "webhook", "subject": "x"}, "subject belongs to channel email"),
+        (
+            {"channel": "webhook", "recipients": ["https://example.com/"], "subject": "x"},
+            "subject belongs to channel email",
+        ),
     ],
 )
 def test_mistakes_of_mail_are_told_when_the_pipeline_is_applied(changes: dict[str, Any], told: str) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.resolver import ThreadedResolver
 
 from atoll.ml.uris import is_public
-from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient, without
+from pipelines.outgoing import CallFailed, CallRefused, OutgoingCall, OutgoingClient, forms_of, without
 
 SECRET = "Bearer sesame-9f86d081"
 
@@ -125,6 +125,21 @@ async def test_a_secret_is_sent_and_does_not_come_back(tmp_path: Path) -> None:
 
     assert found["body"]["headers"]["Authorization"] == "***"
     assert SECRET not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("secret", "told"),
+    [
+        ("Bearer tok-12345678", "tok-12345678"),
+        ("Basic YW5uOm9wZW4tc2VzYW1l", "ann:open-sesame"),
+        ("Basic YW5uOm9wZW4tc2VzYW1l", "open-sesame"),
+        ("1234567890", 1234567890),
+    ],
+    ids=["token", "name and password", "password", "number"],
+)
+def test_what_a_service_reads_from_a_secret_does_not_come_back(secret: str, told: Any) -> None:
+    """Many answer with the token, the user or the number that they found in the header, and not with the header."""
+    assert without({"seen": told, "count": 3}, forms_of(secret)) == {"seen": "***", "count": 3}
 
 
 def test_a_secret_that_begins_another_leaves_nothing_of_it() -> None:

@@ -93,6 +93,29 @@ async def test_a_disabled_trigger_does_not_make_up_what_passed(service: JobServi
     assert len(await runs(service, path)) == 1
 
 
+async def test_an_end_while_a_trigger_was_disabled_begins_no_run(service: JobService) -> None:
+    """Nor does it just after the trigger is enabled again; the next end does."""
+    first = (await service.call("POST", PIPELINES, json=DOCUMENT | {"name": "first"})).json()["id"]
+    path, trigger = await triggered(service, "after", trigger_type="dependency", depends_on_pipeline_id=first)
+    keeper, own = TriggerKeeper(service.database, service.clock), f"{path}/triggers/{trigger['id']}"
+
+    async def one_ends() -> None:
+        began = (await service.call("POST", f"{PIPELINES}/{first}/execute")).json()["execution_id"]
+        await service.clock.advance(1)
+        await _end(service, began, "succeeded")
+        await service.clock.advance(1)
+
+    await service.call("PATCH", own, json={"enabled": False})
+    await one_ends()
+    await service.call("PATCH", own, json={"enabled": True})
+    await keeper.look()
+    assert await runs(service, path) == []
+    await one_ends()
+    await keeper.look()
+
+    assert len(await runs(service, path)) == 1
+
+
 async def test_a_forbidden_overlap_is_told(service: JobService) -> None:
     """The trigger's message says why no run began, and the trigger goes on."""
     made = (await service.call("POST", PIPELINES, json=DOCUMENT | {"overlap": "forbid"})).json()
@@ -199,6 +222,18 @@ async def test_an_event_begins_runs_of_the_callers_tenants(service: JobService, 
     assert [one["inputs"] for one in await runs(service, path)] == [{"model": "llama"}]
 
 
+async def test_events_with_long_ids_are_told_apart(service: JobService) -> None:
+    """They differ at the end alone."""
+    path, _ = await triggered(service, trigger_type="event", event_topic="a")
+    headers = {"Content-Type": "application/cloudevents+json"}
+    for last in "121":
+        event = {"specversion": "1.0", "id": "i" * 255 + last, "source": "s" * 256, "type": "a"}
+        answer = await service.call("POST", EVENTS, content=json.dumps(event), headers=headers)
+        assert answer.status_code == 202, answer.text
+
+    assert len(await runs(service, path)) == 2
+
+
 async def test_the_end_of_another_pipeline_begins_a_run(service: JobService) -> None:
     """Only a success, unless any end is wanted; each end once."""
     first = (await service.call("POST", PIPELINES, json=DOCUMENT | {"name": "first"})).json()["id"]
@@ -233,7 +268,14 @@ async def test_many_triggers_on_one_minute_begin_a_run_each(service: JobService)
     await TriggerKeeper(service.database, service.clock).look()
 
     count = await service.database.read(lambda session: session.scalar(select(func.count()).select_from(RunRecord)))
-    assert count == FIRED_TOGETHER_MAX + 2
+    made_count = FIRED_TOGETHER_MAX + 2
+    assert count == made_count
+    pages = [(await service.call("GET", f"{path}/triggers?page={one}&page_size=40")).json() for one in (1, 2, 3)]
+    assert [(len(one["items"]), one["total"]) for one in pages] == [
+        (40, made_count),
+        (made_count - 40, made_count),
+        (0, made_count),
+    ]
 
 
 async def test_only_who_may_change_the_pipeline_makes_triggers(service: JobService) -> None:
