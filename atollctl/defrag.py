@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.api.claims import DeviceClaim, InterconnectKind, PlacementPolicy
+from atoll.api.forms import message_of
 from atollctl.cluster_source import (
     STATUS_UNREACHABLE,
     STATUS_WAITS,
@@ -55,7 +56,7 @@ def find_plans(
         metadata = ObjectMeta(name="asked-set", namespace=namespace, uid="uid-of-asked-claim")
         claim = GpuClaim(metadata=metadata, spec=GpuClaimSpec(devices=devices))
     except ValidationError as error:
-        typer.echo(f"cannot look for moves: {error.errors()[0]['msg']}", err=True)
+        typer.echo(f"cannot look for moves: {message_of(error.errors()[0])}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     answer = find_moves(index_snapshot(found), DefragRequest(claim, priority, tuple(tolerate or ())))
     if output is Output.JSON:

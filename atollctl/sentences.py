@@ -6,6 +6,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from atoll.api import names
+from atoll.api.forms import message_of
 from atoll.kube.errors import Forbidden, NotFound, Unanswered, Unauthorized
 
 READERS: Final = "the ClusterRole atoll-reader, and atoll-ledger-reader in atoll-system and atoll-nodes"
@@ -33,5 +34,7 @@ def sentence(error: Exception, *, roles: str = READERS) -> str:
 
 def faults(error: ValidationError) -> str:
     """Return the faults of an object's fields in one line."""
-    told = [(".".join(map(str, fault["loc"])), fault["msg"], repr(fault["input"])[:60]) for fault in error.errors()]
+    told = [
+        (".".join(map(str, fault["loc"])), message_of(fault), repr(fault["input"])[:60]) for fault in error.errors()
+    ]
     return "; ".join(f"{field}: {text}, got {given}" for field, text, given in told)[:500]

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from atoll import VERSION
+from atoll.api.forms import message_of
 from atoll.jobs.model import Job
 from atoll.jobs.permissions import AccessAnswer, JobOwnership, JobPermission, seen_scopes
 from atoll.jobs.queue_file import QueueFile
@@ -312,7 +313,7 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 async def _on_invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError | WebSocketRequestValidationError)
     faults = [
-        FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=str(one["msg"]))
+        FieldFault(field=".".join(map(str, one["loc"][1:])), value=_shown_input(one), limit=message_of(one))
         for one in error.errors()
     ]
     detail = "; ".join(f"{one.field}{f' is {one.value}' if one.value else ''}: {one.limit}" for one in faults[:3])

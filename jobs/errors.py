@@ -19,6 +19,8 @@ JobServiceError
 
 from pydantic import ValidationError
 
+from atoll.api.forms import message_of
+
 
 class JobServiceError(Exception):
     """Base of every error that this package raises."""
@@ -93,7 +95,7 @@ class RecordUnreadable(JobServiceError):
     def __init__(self, what: str, error: ValidationError) -> None:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
-        super().__init__(f"{what} can no longer be read: {field}{': ' if field else ''}{first['msg']}")
+        super().__init__(f"{what} can no longer be read: {field}{': ' if field else ''}{message_of(first)}")
 
 
 class SearchesBusy(JobServiceError):

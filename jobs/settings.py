@@ -10,6 +10,7 @@ from typing import Annotated, Self, TypeVar
 import yaml
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
+from atoll.api.forms import message_of
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.settings import RenderSettings
@@ -223,5 +224,5 @@ def _read(file: Path, model: type[M], what: str) -> M:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read {what} {file}: {error}") from error
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {message_of(one)}" for one in error.errors())
         raise SettingsError(f"bad {what} {file}: {faults}") from error

@@ -12,6 +12,7 @@ import structlog
 from pydantic import ValidationError
 
 from atoll.api.claims import GpuClaim
+from atoll.api.forms import message_of
 from atoll.kube import paths
 from atoll.kube.api import ApiReader
 from atoll.kube.errors import KubeError, NotFound
@@ -71,7 +72,7 @@ class ClaimFinder:
             return ClaimMissing()
         except ValidationError as error:
             first = error.errors()[0]
-            return ClaimUnreadable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            return ClaimUnreadable(f"{'.'.join(map(str, first['loc']))}: {message_of(first)}")
         except KubeError as error:
             log.warning("Could not look a claim up", claim=f"{namespace}/{name}", err=str(error))
             return ClaimUnavailable()

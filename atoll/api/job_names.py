@@ -43,6 +43,11 @@ QUEUE_NAME: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 
 # Variables of containers.
+VARIABLE_PREFIX: Final = "ATOLL_"
+USER_VARIABLES: Final = frozenset(
+    {"ATOLL_META", "ATOLL_ARGS", "ATOLL_CHECKPOINT_KEY_FILE", "ATOLL_MODEL_CACHE", "ATOLL_TERMINATION_LOG"}
+)
+"""Those that a job's own description may set; all others of the prefix are Atoll's."""
 ML_VARIABLE_PREFIX: Final = "ML_"
 """With the name of an attribute in capitals: ML_MODEL_ID, ML_MAX_TOKENS."""
 JOB_NAME_VARIABLE: Final = "ATOLL_JOB_NAME"

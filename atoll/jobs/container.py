@@ -6,10 +6,11 @@ A job has one container; a pod template, which Atoll accepts as well, may have m
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
+from atoll.api.job_names import USER_VARIABLES, VARIABLE_PREFIX
 from atoll.api.names import VISIBLE_DEVICES_VARIABLES
-from atoll.jobs.base import NO_NUL, ByteQuantity, Flag, JobPart, ObjectName, ShortName
+from atoll.jobs.base import NO_NUL, ByteQuantity, Flag, JobPart, ObjectName, ShortName, is_new
 
 WORDS_MAX = 256
 VARIABLES_MAX = 256
@@ -40,12 +41,14 @@ class JobVariable(JobPart):
     secret: SecretEntry | None = None
 
     @model_validator(mode="after")
-    def check(self) -> Self:
+    def check(self, info: ValidationInfo) -> Self:
         """Refuse two values, no value, and variables that Atoll sets."""
         if (self.value is None) == (self.secret is None):
             raise ValueError("a variable has a value or a secret, one of both")
         if self.name in VISIBLE_DEVICES_VARIABLES:
             raise ValueError(f"{self.name} is set by Atoll, to the GPUs that the pod gets; remove it")
+        if is_new(info) and self.name.startswith(VARIABLE_PREFIX) and self.name not in USER_VARIABLES:
+            raise ValueError(f"{self.name} is one of Atoll's, which it sets itself; choose a name without ATOLL_")
         return self
 
     def manifest(self) -> dict[str, Any]:

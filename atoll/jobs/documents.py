@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.api.forms import form_of
 from atoll.jobs.base import NEW
 from atoll.jobs.container import is_of_kernel
 from atoll.jobs.errors import JobMistake
@@ -150,7 +151,7 @@ def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttrib
     try:
         return MlAttributes.model_validate(given), ()
     except ValidationError as error:
-        told = problems_of_errors(error, NAMES, line_of=_line_of(document))
+        told = problems_of_errors(error, MlAttributes, line_of=_line_of(document))
         return MlAttributes(), tuple(_unprefixed(one) for one in told)
 
 
@@ -204,7 +205,8 @@ def _line(document: Document, path: Path) -> int | None:
 
 def problems_of_fields(error: ValidationError, document: Document, model: type[BaseModel]) -> Problems:
     """Return one problem for each error of a model that was read from a document, with its line."""
-    worded = problems_of_errors(error, tuple(model.model_fields), prefix="")
+    more = [PREFIX + name for name in NAMES] if model is Job else []
+    worded = problems_of_errors(error, model, more=more, prefix="")
     return tuple(
         _field(detail, problem, document)
         for detail, problem in zip(error.errors(include_url=False), worded, strict=True)
@@ -234,9 +236,7 @@ def _field(detail: ErrorDetails, problem: AttributeProblem, document: Document) 
     if kind == "string_pattern_mismatch" or kind.startswith("uuid"):
         return replace(
             problem,
-            limit=FORMS.get(
-                name if len(path) < 3 or name != "name" else "", f"must match {context.get('pattern', 'another form')}"
-            ),
+            limit=FORMS.get(name if len(path) < 3 or name != "name" else "", form_of(str(context.get("pattern")))),
             hint="correct it",
         )
     return replace(problem, limit=_MESSAGES[kind].format(**context)) if kind in _MESSAGES else problem

@@ -12,7 +12,7 @@ from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX, Accelerator, DistributedStrategy, MlAttributes
 from atoll.ml.mapping import device_claim
-from atoll.ml.tables import GPU_TYPES
+from atoll.ml.tables import GPU_TYPES, WITHOUT_NVLINK
 
 COUNT_FIELD = f"{PREFIX}gpu_count"
 
@@ -135,6 +135,11 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
         if job.policy.topology is TopologyConstraint.NVLINK:
             book.tell("policy.topology", "nvlink", f"{NO_EFFECT}there is one GPU in a pod", of)
         return InterconnectKind.ANY
+    if asked is InterconnectKind.NVLINK and attributes.gpu_type in WITHOUT_NVLINK:
+        is_said = job.policy.topology is TopologyConstraint.NVLINK
+        source = "policy.topology" if is_said else f"{PREFIX}gpu_interconnect"
+        text = f"{HINT}no {attributes.gpu_type} has NVLink, so the job would wait for ever"
+        book.tell(source, "nvlink", f"{text}; ask for one GPU in a pod, or another type", of)
     if attributes.gpu_interconnect not in (None, InterconnectKind.ANY) or job.attributes.gpu_interconnect is not None:
         book.tell(
             f"{PREFIX}gpu_interconnect", job.attributes.gpu_interconnect, f"spec.devices.interconnect {asked}", of

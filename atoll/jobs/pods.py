@@ -20,13 +20,13 @@ from atoll.jobs.needs import Needs
 from atoll.jobs.notes import HINT, NO_EFFECT, NoteBook
 from atoll.jobs.policy import JobToleration
 from atoll.jobs.selection import KnownNode, affinity_of
-from atoll.jobs.servers import server_of
+from atoll.jobs.servers import LOAD_SECONDS, notes_of, server_of
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.variables import variables_of
 from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX
 from atoll.ml.selection import NODE_LABELS, REPORTED_LABELS
-from atoll.ml.tables import TPU_RESOURCE
+from atoll.ml.tables import TPU_RESOURCE, TPU_TYPE_LABEL
 
 DRAIN_SECONDS: Final = 5
 """Time for which a service still answers after its end begins, until no request is routed to it."""
@@ -59,6 +59,9 @@ def served(of: Rendering) -> JobContainer:
     gpus = needs.gpus.claim.count if needs.gpus is not None else 0
     server = server_of(needs.attributes, gpus, container.image, of.settings)
     of.book.tell(f"{PREFIX}runtime", needs.attributes.runtime, f"image {server.image}", workload(job))
+    for name, value, text in notes_of(needs.attributes):
+        of.book.tell(f"{PREFIX}{name}", value, text)
+    _tell_load_time(container, of.book)
     changes: dict[str, Any] = {"image": server.image}
     if container.command:
         of.book.tell("container.command", container.command[0], f"{HINT}it gets none of the server's arguments")
@@ -72,6 +75,17 @@ def served(of: Rendering) -> JobContainer:
             changes["ports"] = JobContainer.model_validate({"ports": [{"port": server.port, "name": "http"}]}).ports
             changes["readiness"] = container.readiness or JobProbe(port=server.port, path=server.health)
     return container.model_copy(update=changes)
+
+
+def _tell_load_time(container: JobContainer, book: NoteBook) -> None:
+    """Note a probe that restarts the server while it still loads its model."""
+    name, probe = ("startup", container.startup) if container.startup is not None else ("liveness", container.liveness)
+    if probe is None:
+        return
+    seconds = probe.initial_delay_seconds + probe.period_seconds * probe.failure_threshold
+    if seconds < LOAD_SECONDS:
+        text = f"{HINT}it restarts the server after {seconds} s, and a large model takes {LOAD_SECONDS} s to load"
+        book.tell(f"container.{name}", f"{seconds} s", f"{text}; give startup a larger failure_threshold")
 
 
 def _not_given(args: Sequence[str], given: Sequence[str]) -> Iterator[str]:
@@ -241,6 +255,7 @@ def _selector(of: Rendering) -> tuple[dict[str, str], list[dict[str, Any]]]:
             selector[NODE_LABELS.get(key, key)] = value
             of.book.tell(f"{source}.{key}", value, f"nodeSelector {NODE_LABELS.get(key, key)}", workload(job))
     for key, values in needs.tpus.labels if needs.tpus is not None else ():
+        _check_slice(of, key, values, selector.get(key))
         if len(values) == 1:
             selector[key] = values[0]
         else:
@@ -252,6 +267,17 @@ def _selector(of: Rendering) -> tuple[dict[str, str], list[dict[str, Any]]]:
             workload(job),
         )
     return selector, expressions
+
+
+def _check_slice(of: Rendering, key: str, values: Sequence[str], selected: str | None) -> None:
+    """Refuse a selector that contradicts the slice. Raises JobMistake."""
+    if selected in (None, *values):
+        return
+    policy = of.job.policy.node_selector or {}
+    source = "policy.node_selector" if policy.get(key) == selected else f"{PREFIX}node_selector"
+    name = "tpu_type" if key == TPU_TYPE_LABEL else "tpu_topology"
+    limit = f"{PREFIX}{name} {getattr(of.job.attributes, name)} is on nodes with {' or '.join(values)}"
+    raise JobMistake(f"{source}.{key}", selected, limit, "remove it, or ask for that slice")
 
 
 def _reported(of: Rendering, source: str, key: str, value: str) -> dict[str, Any]:

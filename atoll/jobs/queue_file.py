@@ -243,7 +243,7 @@ def _completed(tenant: QueueTenant, namespace: str) -> QueueTenant:
 
 
 def _worded(error: ValidationError, document: Document) -> Problems:
-    worded = problems_of_errors(error, tuple(QueueFile.model_fields), prefix="")
+    worded = problems_of_errors(error, QueueFile, prefix="")
     details = error.errors(include_url=False)
     paths = [tuple(part for part in one["loc"] if part != "[key]") for one in details]
     return tuple(

@@ -34,10 +34,12 @@ from atoll.jobs.selection import KnownNode
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
 from atoll.ml.attributes import NAMES, PREFIX
+from atoll.ml.tables import TPU_RESOURCE
 
 CPU_UTILIZATION: Final = 80
 """Share of the CPU request, in percent, at which an autoscaler adds replicas."""
 DISRUPTED: Final = {"type": "DisruptionTarget", "status": "True"}
+DEVICES: Final = (names.GPU_RESOURCE, TPU_RESOURCE)
 HELM_LISTS: Final = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName")
 FOR_CHARTS: Final = {
     "policy": frozenset({"priority_class", "preemptible", "topology", "node_selector", "tolerations"}),
@@ -87,7 +89,7 @@ def render(
     objects = _claims(of)
     helm = None
     if job.deployment_type is DeploymentType.HELM:
-        helm = _helm(job, template)
+        helm = _helm(job, template, book)
     else:
         container = served(of)
         objects += [*_volume(of), *_service(of, container)]
@@ -282,17 +284,34 @@ def _endings(of: Rendering) -> Object:
     return {"podFailurePolicy": {"rules": [{"action": action, "onPodConditions": [DISRUPTED]}]}}
 
 
-def _helm(job: Job, template: Object) -> HelmInstall:
-    """Return the values for Helm: the job's own values win, but labels and annotations are merged."""
+def _helm(job: Job, template: Object, book: NoteBook) -> HelmInstall:
+    """Return the values for Helm: the job's own values win and are noted, but labels and annotations are merged, and so
+    are resources, of which GPUs and TPUs are as the job asks for them."""
     assert job.helm is not None
     metadata, spec = template["metadata"], template["spec"]
     values: Object = {key: spec[key] for key in HELM_LISTS if key in spec}
-    values["resources"] = spec["containers"][0]["resources"]
+    for key in values.keys() & job.helm.values.keys():
+        book.tell(f"helm.values.{key}", "given", f"{HINT}it replaces what Atoll would set")
     values |= job.helm.values
+    values["resources"] = _helm_resources(job.helm.values.get("resources"), spec["containers"][0]["resources"], book)
     for key, own in (("podLabels", metadata["labels"]), ("podAnnotations", metadata.get("annotations", {}))):
         given = job.helm.values.get(key)
         values[key] = (given if isinstance(given, dict) else {}) | own
     return HelmInstall(job.name, job.helm.chart, job.helm.version or "", values)
+
+
+def _helm_resources(given: object, own: Object, book: NoteBook) -> Object:
+    """Return the resources of a chart's pods: the job's own, with the devices that Atoll gives out."""
+    if not isinstance(given, dict):
+        return own
+    merged: Object = dict(given)
+    for part, amounts in own.items():
+        devices = {name: amount for name, amount in amounts.items() if name in DEVICES}
+        mine = given.get(part)
+        merged[part] = (mine if isinstance(mine, dict) else {}) | devices
+    text = "it replaces CPU and memory that Atoll would set; GPUs and TPUs are as the job's other fields ask for them"
+    book.tell("helm.values.resources", "given", f"{HINT}{text}")
+    return merged
 
 
 def _tell_chart(job: Job, book: NoteBook) -> None:

@@ -3,15 +3,24 @@
 Gives a Server, or a JobMistake for an unknown runtime.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from atoll.jobs.errors import JobMistake
+from atoll.jobs.notes import HINT, NO_EFFECT
 from atoll.jobs.settings import RenderSettings
-from atoll.ml.attributes import PREFIX, DistributedStrategy, MlAttributes, Precision, Runtime
+from atoll.ml.attributes import PREFIX, DistributedStrategy, MlAttributes, ModelFormat, Precision, Runtime
 
 PORT: Final = 8000
+LOAD_SECONDS: Final = 600
+"""Time that a large model may take to load, from a registry at least."""
+_HALVES: Final = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+TYPES: Final[Mapping[Runtime, Mapping[Precision, str]]] = {
+    Runtime.VLLM: _HALVES | {Precision.FP32: "float32"},
+    Runtime.TGI: _HALVES,
+}
+"""The option --dtype of each server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,22 @@ def server_of(attributes: MlAttributes, gpus: int, image: str | None, settings: 
     return Server(chosen, (*arguments(attributes, gpus), f"--port={PORT}"), health)
 
 
+def notes_of(attributes: MlAttributes) -> Iterator[tuple[str, object, str]]:
+    """Yield what the server does not take from the attributes: name, value, and what to do."""
+    runtime, precision = attributes.runtime, attributes.precision
+    if runtime is None:
+        return
+    if precision not in (None, Precision.FP8, *TYPES.get(runtime, ())):
+        text = f"{NO_EFFECT}{runtime} takes that from the model's files: choose a model that is stored in {precision}"
+        yield "precision", precision, text
+    if attributes.model_format is ModelFormat.GGUF:
+        told = "needs the path of one file, and a tokenizer: name both in container.args"
+        yield "model_format", attributes.model_format, f"{HINT}{runtime} {told}"
+    if runtime is Runtime.TGI and attributes.distributed_strategy is DistributedStrategy.PIPELINE_PARALLEL:
+        text = f"{NO_EFFECT}{runtime} knows no pipelines, and shards each layer over the GPUs (--num-shard)"
+        yield "distributed_strategy", attributes.distributed_strategy, text
+
+
 def _model_of(attributes: MlAttributes) -> tuple[str | None, str | None]:
     """Return the model and its revision, as Hugging Face names them if the job says where it is there."""
     scheme, _, rest = (attributes.model_registry_uri or "").partition("://")
@@ -52,7 +77,7 @@ def _model_of(attributes: MlAttributes) -> tuple[str | None, str | None]:
 
 
 def _vllm(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
-    types = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    types = TYPES[Runtime.VLLM]
     model, revision = _model_of(attributes)
     is_pipeline = attributes.distributed_strategy is DistributedStrategy.PIPELINE_PARALLEL
     rows = (
@@ -68,7 +93,7 @@ def _vllm(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
 
 
 def _tgi(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
-    types = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    types = TYPES[Runtime.TGI]
     model, revision = _model_of(attributes)
     rows = (
         ("--model-id", model),

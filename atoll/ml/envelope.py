@@ -6,6 +6,7 @@ the envelope itself or under `attributes`; other keys that are no field of an en
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -16,10 +17,11 @@ from atoll.ml.document import Document, Path, read
 from atoll.ml.policy import MlPolicy
 from atoll.ml.problems import AttributeProblem, Notes, ParseNote, Problems, one_of, shown
 from atoll.ml.rules import complaints
-from atoll.ml.wording import dotted, problem_of_complaint, problems_of_errors, unknown_attribute
+from atoll.ml.wording import NAME_LENGTH_MAX, dotted, problem_of_complaint, problems_of_errors, unknown_attribute
 
 STEPS_MAX: Final = 64
 PROBLEMS_MAX: Final = 100
+PREFIXED: Final = tuple(PREFIX + name for name in NAMES)
 CALLBACKS: Final = ("on_complete", "on_success", "on_failure")
 
 
@@ -255,7 +257,7 @@ class _Reader:
         except ValidationError as error:
             found = problems_of_errors(
                 error,
-                tuple(model.model_fields),
+                model,
                 prefix="",
                 step=dotted(path),
                 line_of=lambda inner: self.document.line_of((*path, *inner)),
@@ -285,9 +287,11 @@ class _Reader:
         return self._validated(given, places, step), {*(key for key in value if key.startswith(PREFIX)), "attributes"}
 
     def _forgotten(self, key: str) -> None:
-        """Note a name of an attribute that stands without its prefix, and so says nothing."""
+        """Note a name of an attribute that stands without its prefix, or with another, and so says nothing."""
         if key in NAMES:
             self.notes.append(ParseNote(key, "", f"ignored without its prefix; did you mean {PREFIX}{key}?"))
+        elif near := get_close_matches(key[:NAME_LENGTH_MAX].lower(), PREFIXED, 1, cutoff=0.85):
+            self.notes.append(ParseNote(dotted((key,)), "", f"ignored; did you mean {near[0]}?"))
 
     def _validated(self, given: dict[str, Any], places: dict[str, Path], step: str) -> MlAttributes:
         def line_of(path: Path) -> int | None:
@@ -305,7 +309,7 @@ class _Reader:
         try:
             attributes = MlAttributes.model_validate(bare)
         except ValidationError as error:
-            self.problems.extend(problems_of_errors(error, NAMES, step=step, line_of=line_of))
+            self.problems.extend(problems_of_errors(error, MlAttributes, step=step, line_of=line_of))
             return MlAttributes()
         if len(self.problems) == before:
             broken = complaints(attributes, self.policy)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError
 
 from atoll.ml import tables
-from atoll.ml.attributes import NAMES, PREFIX, AttributePart, Count, MlAttributes, MlPriorityClass, Number
+from atoll.ml.attributes import PREFIX, AttributePart, Count, MlAttributes, MlPriorityClass, Number
 from atoll.ml.infer import Completed, complete
 from atoll.ml.policy import MlPolicy
 from atoll.ml.problems import AttributeProblem, ParseNote, Problems, shown
@@ -83,8 +83,8 @@ def parse_queue_rules(name: str, config: Mapping[str, Any], policy: MlPolicy | N
         found = QueueRules(name, MlAttributes.model_validate(bare), MlLimits.model_validate(limits))
     except ValidationError as error:
         is_default = error.title == MlAttributes.__name__
-        known, prefix = (NAMES, PREFIX) if is_default else (tuple(MlLimits.model_fields), "")
-        return problems_of_errors(error, known, prefix=prefix, step=f"queue {name}")
+        model, prefix = (MlAttributes, PREFIX) if is_default else (MlLimits, "")
+        return problems_of_errors(error, model, prefix=prefix, step=f"queue {name}")
     broken = complaints(found.defaults, policy or MlPolicy())
     problems = tuple(problem_of_complaint(one, found.defaults) for one in broken) + _exceeded(found.defaults, found)
     return tuple(replace(problem, step=f"queue {name} ml_defaults") for problem in problems) or found

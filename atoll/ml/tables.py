@@ -50,6 +50,8 @@ GPU_TYPES: Final[Mapping[str, GpuType]] = {
         _row("amd-mi300x", (192,), None, "amd-instinct-mi300x"),
     )
 }
+WITHOUT_NVLINK: Final = frozenset({"nvidia-t4", "nvidia-a10g", "nvidia-l4", "nvidia-l40s"})
+"""Types whose cards have no NVLink in any form."""
 GPU_ALIASES: Final[Mapping[str, str]] = {gpu.partition("-")[2]: gpu for gpu in GPU_TYPES}
 """Names without their vendor, such as a100, to ids."""
 VENDORS: Final = ("nvidia", "amd")

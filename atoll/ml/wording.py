@@ -5,11 +5,12 @@ Users never see pydantic's words, and files, queues and the service use the same
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.api.forms import UNKNOWN, form_of
 from atoll.ml import tables
 from atoll.ml.attributes import PREFIX, MlAttributes
 from atoll.ml.problems import AttributeProblem, Problems, one_of, shown
@@ -70,36 +71,62 @@ def nowhere(_path: Path) -> int | None:
 
 
 def problems_of_errors(
-    error: ValidationError, known: Sequence[str], *, prefix: str = PREFIX, step: str = "", line_of: LineOf = nowhere
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    more: Sequence[str] = (),
+    prefix: str = PREFIX,
+    step: str = "",
+    line_of: LineOf = nowhere,
 ) -> Problems:
-    """Return one problem for each error of a model; `known`: the fields of the model, for hints."""
+    """Return one problem for each error of a model; `more`: what people may mean beside its fields."""
     return tuple(
-        _problem(detail, known, prefix=prefix, step=step, line_of=line_of)
+        _problem(detail, model, more, prefix=prefix, step=step, line_of=line_of)
         for detail in error.errors(include_url=False, include_context=True)
     )
 
 
 def _problem(
-    detail: ErrorDetails, known: Sequence[str], *, prefix: str, step: str, line_of: LineOf
+    detail: ErrorDetails, model: type[BaseModel], more: Sequence[str], *, prefix: str, step: str, line_of: LineOf
 ) -> AttributeProblem:
     path = tuple(part for part in detail["loc"] if part != "[key]")
     if detail["type"] == "extra_forbidden" and len(path) == 1:
+        known = (*model.model_fields, *more)
         return unknown_attribute(str(path[0]), known, prefix=prefix, step=step, line=line_of(path))
     limit, hint = _limit(detail, path)
+    if detail["type"] == "extra_forbidden":
+        hint = _close(str(path[-1]), _fields_at(model, path[:-1])) or hint
     value = "" if detail["type"] == "missing" or detail["input"] is None else shown(detail["input"])
     return AttributeProblem(prefix + dotted(path), value, limit, hint, line_of(path), step)
+
+
+def _fields_at(model: type[BaseModel], path: Path) -> Sequence[str]:
+    """Return the fields of the part of a model that a path leads to; none where it is no model."""
+    part: type[BaseModel] | None = model
+    for name in path:
+        if part is not None and isinstance(name, str):
+            field = part.model_fields.get(name)
+            part = _model_in(field.annotation) if field is not None else None
+    return tuple(part.model_fields) if part is not None else ()
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """Return the model in an annotation, such as that of X | None or tuple[X, ...]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _model_in(one)) is not None), None)
 
 
 def _limit(detail: ErrorDetails, path: Sequence[Any]) -> tuple[str, str]:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "string_pattern_mismatch":
         names = [part for part in reversed(path) if isinstance(part, str)]
-        limit = next((_FORMS[part] for part in names if part in _FORMS), "must be in another form")
+        limit = next((_FORMS[part] for part in names if part in _FORMS), form_of(str(context.get("pattern"))))
         alias = tables.gpu_id(str(detail["input"])) if path and path[0] == "gpu_type" else ""
         return limit, f"write {alias}" if alias in tables.GPU_TYPES else "correct it"
     if detail["input"] is None and kind != "missing":
         return "must have a value", "write one, or remove the line"
-    limit, hint = _LIMITS.get(kind, ("must be in another form", "see the reference of attributes"))
+    limit, hint = _LIMITS.get(kind, (UNKNOWN, "see the reference of attributes"))
     if kind in {"enum", "literal_error"}:
         expected = _words(str(context.get("expected", "")))
         return one_of(expected), _close(str(detail["input"]), expected) or hint

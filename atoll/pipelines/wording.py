@@ -19,7 +19,7 @@ FORMS: Final[Mapping[str, str]] = {
 
 def faults_of(error: ValidationError, model: type[BaseModel], *, step: str = "", line_of: LineOf = nowhere) -> Problems:
     """Return one problem for each error of a model."""
-    told = problems_of_errors(error, tuple(model.model_fields), prefix="", step=step, line_of=line_of)
+    told = problems_of_errors(error, model, prefix="", step=step, line_of=line_of)
     out = []
     for detail, problem in zip(error.errors(include_url=False), told, strict=True):
         kind, field = detail["type"], next((part for part in reversed(detail["loc"]) if isinstance(part, str)), "")

@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from atoll.api.forms import message_of
 from atoll.service.errors import SettingsError
 
 FILE_BYTES_MAX = 1024 * 1024
@@ -170,5 +171,5 @@ def _merge(into: Tree, source: Tree) -> None:
 
 def _explain(error: ValidationError) -> str:
     """One line per bad setting, without values, which may be secret."""
-    lines = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
+    lines = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {message_of(item)}" for item in error.errors()]
     return "bad settings: " + "; ".join(lines)

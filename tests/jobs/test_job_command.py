@@ -348,8 +348,10 @@ def test_a_namespace_that_cannot_be_is_refused(file: Path) -> None:
 
 
 def test_what_replaces_a_part_of_atoll_is_noted(file: Path) -> None:
-    """A variable of Atoll's, and the command of a model's server."""
-    file.write_text("name: work\njob_type: batch\ncontainer: {image: a:1, env: [{name: ATOLL_JOB_ID, value: other}]}\n")
+    """A variable of the rendezvous, and the command of a model's server."""
+    file.write_text(
+        "name: work\njob_type: batch\nworkers: 2\ncontainer: {image: a:1, env: [{name: MASTER_PORT, value: '1'}]}\n"
+    )
     assert "note that it replaces the value that Atoll would set" in run("render", "-f", file)[1]
 
     model = "name: work\njob_type: service\ndeployment_type: model\nmodel_id: a/b\next_ml_runtime: vllm\n"

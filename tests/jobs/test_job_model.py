@@ -73,6 +73,11 @@ REFUSED = {
         "container.env[0]",
         6,
     ),
+    "a-variable-of-atolls-name": (
+        "name: work\njob_type: batch\ncontainer:\n  image: a:1\n  env:\n  - {name: ATOLL_MODEL_HOSTS, value: a}\n",
+        "container.env[0]",
+        6,
+    ),
     "a-path-that-leads-elsewhere": (
         "name: a\njob_type: batch\ncontainer:\n  image: a:1\n  volumes: [{name: a, mount_path: /a/../b, claim: c}]\n",
         "container.volumes[0].mount_path",

@@ -641,7 +641,96 @@ def test_a_chart_is_told_what_its_pods_need() -> None:
     assert result.helm.values["resources"]["limits"][names.GPU_RESOURCE] == "2"
 
 
+def test_a_charts_own_resources_keep_the_devices() -> None:
+    """What the user gives for CPU and memory stays; what Atoll gives out is as the job asks for it. Both are noted."""
+    given = {"limits": {"memory": "1Gi", names.GPU_RESOURCE: "9"}, "claims": []}
+    values = {"resources": given, "schedulerName": "other"}
+    says: dict[str, Any] = {"job_type": "service", "deployment_type": "helm", "ext_ml_gpu_count": 2}
+    result = rendered(**says, helm={"chart": "example/app", "values": values})
+    odd = rendered(**says, helm={"chart": "example/app", "values": {"resources": None}})
+    notes = {note.source: note.text for note in result.notes}
+
+    assert result.helm is not None
+    assert odd.helm is not None
+    assert result.helm.values["resources"] == {
+        "limits": {"memory": "1Gi", names.GPU_RESOURCE: "2"},
+        "requests": {names.GPU_RESOURCE: "2"},
+        "claims": [],
+    }
+    assert odd.helm.values["resources"]["limits"][names.GPU_RESOURCE] == "2"
+    assert notes["helm.values.resources"].startswith("note that it replaces CPU and memory")
+    assert notes["helm.values.schedulerName"] == "note that it replaces what Atoll would set"
+
+
+MODEL = {"job_type": "service", "deployment_type": "model", "model_id": "a/b", "ext_ml_gpu_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("says", "source", "text"),
+    [
+        ({"ext_ml_runtime": "vllm", "ext_ml_precision": "int4"}, "ext_ml_precision", "from the model's files"),
+        ({"ext_ml_runtime": "tgi", "ext_ml_precision": "fp32"}, "ext_ml_precision", "from the model's files"),
+        ({"ext_ml_runtime": "vllm", "ext_ml_model_format": "gguf"}, "ext_ml_model_format", "a tokenizer"),
+        (
+            {"ext_ml_runtime": "tgi", "ext_ml_distributed_strategy": "pipeline_parallel"},
+            "ext_ml_distributed_strategy",
+            "knows no pipelines",
+        ),
+        (
+            {"ext_ml_runtime": "vllm", "container": {"liveness": {"port": 8000}}},
+            "container.liveness",
+            "restarts the server after 30 s",
+        ),
+        (
+            {"ext_ml_runtime": "vllm", "container": {"startup": {"port": 8000, "failure_threshold": 9}}},
+            "container.startup",
+            "restarts the server after 90 s",
+        ),
+        ({"ext_ml_runtime": "vllm", "ext_ml_precision": "fp8"}, "ext_ml_precision", None),
+        ({"ext_ml_runtime": "vllm", "ext_ml_precision": "fp32"}, "ext_ml_precision", None),
+        (
+            {"ext_ml_runtime": "vllm", "container": {"startup": {"port": 8000, "failure_threshold": 60}}},
+            "container.startup",
+            None,
+        ),
+    ],
+)
+def test_what_a_models_server_does_not_take_is_noted(says: dict[str, Any], source: str, text: str | None) -> None:
+    """Each with what to do; what it takes has no such note."""
+    hints = [note.text for note in rendered(**MODEL, **says).notes if note.source == source and note.is_hint]
+
+    assert any(text in hint for hint in hints) if text is not None else hints == []
+
+
+@pytest.mark.parametrize("says", [{"policy": {"topology": "nvlink"}}, {"ext_ml_gpu_interconnect": "nvlink"}])
+def test_nvlink_of_cards_that_have_none_is_noted(says: dict[str, Any]) -> None:
+    """The job would wait for ever; other cards, and one GPU, have no such note."""
+
+    def hints(gpu: str, count: int) -> list[str]:
+        notes = rendered(ext_ml_gpu_type=gpu, ext_ml_gpu_count=count, **says).notes
+        return [note.text for note in notes if "has NVLink" in note.text]
+
+    assert len(hints("nvidia-t4", 2)) == len(hints("nvidia-l4", 2)) == 1
+    assert hints("nvidia-a100", 2) == hints("nvidia-t4", 1) == []
+
+
 REFUSED = {
+    "a-selector-that-contradicts-the-slice": (
+        {
+            "ext_ml_tpu_type": "v5e",
+            "ext_ml_tpu_topology": "2x2",
+            "policy": {"node_selector": {"cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice"}},
+        },
+        "policy.node_selector.cloud.google.com/gke-tpu-accelerator",
+    ),
+    "a-selector-that-contradicts-the-shape": (
+        {
+            "ext_ml_tpu_type": "v5e",
+            "ext_ml_tpu_topology": "2x2",
+            "ext_ml_node_selector": {"cloud.google.com/gke-tpu-topology": "4x4"},
+        },
+        "ext_ml_node_selector.cloud.google.com/gke-tpu-topology",
+    ),
     "gpus-that-no-machine-has": ({"ext_ml_gpu_count": 16}, "ext_ml_gpu_count"),
     "a-service-larger-than-a-machine": ({**SERVICE, "ext_ml_gpu_count": 16}, "ext_ml_gpu_count"),
     "a-node-that-cannot-hold-all-workers": (

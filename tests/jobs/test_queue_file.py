@@ -77,7 +77,7 @@ def test_names_and_namespaces_follow_from_the_tenant() -> None:
             "      - {weight: 2, cohort: all, flavors: [{flavor: h100, quota: {gpu: 8}}]}\n",
             "weight is 2: has no effect",
         ),
-        ("      - {flavors: [{flavor: h100, quota: {gpu: -1}}]}\n", "must be in another form"),
+        ("      - {flavors: [{flavor: h100, quota: {gpu: -1}}]}\n", "must be a quantity such as 8"),
         ("      - {flavors: [{flavor: h100, quota: {gpu: 1, gpu.scheduling/gpu: 1}}]}\n", "names a resource twice"),
         ("      - {flavors: [{flavor: h100, quota: {gpu: 8}}], stop: now}\n", "must be one of"),
         ("      - {flavors: [{flavor: h100, quota: {gpu: 8}}], wieght: 2}\n", "wieght is 2: is not known"),
@@ -96,7 +96,7 @@ def test_names_and_namespaces_follow_from_the_tenant() -> None:
         ),
         (
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {to_networks: [10.0.0.1/8]}\n",
-            "network.to_networks[0] is '10.0.0.1/8': must be in another form",
+            "network.to_networks[0] is '10.0.0.1/8': must be a quantity such as 8",
         ),
         (
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {from_networks: [fe80::1%eth0/128]}\n",

@@ -1,6 +1,6 @@
-"""Fixtures: databases of both kinds, SQLite in a file and a real PostgreSQL."""
+"""Fixtures: databases of both kinds, SQLite in a file and a real PostgreSQL, and a service over the first."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -9,6 +9,7 @@ from sqlalchemy import create_engine, text
 
 from jobs.database import Database, opened
 from tests.fakes.postgres import postgres
+from tests.jobservice.service import JobService
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +41,12 @@ def database(database_url: str) -> Iterator[Database]:
     found = opened(database_url)
     yield found
     found.close()
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[JobService]:
+    """Yield the API over SQLite and a cluster in memory, without jobs."""
+    database = opened(f"sqlite:///{tmp_path}/jobs.db")
+    async with JobService.of(database) as service:
+        yield service
+    database.close()

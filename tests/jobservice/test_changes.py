@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from atoll.jobs.words import TopologyConstraint
 from jobs import offer_routes
 from jobs.accounts import observe_gpus
 from jobs.changing import merge
-from jobs.database import opened
 from jobs.store import take_step
 from tests.explain.situations import holder, situation
 from tests.fakes.clock import until
@@ -23,15 +20,6 @@ from tests.jobservice.made import NOW, after
 from tests.jobservice.service import JOBS, JobService
 
 SCHEDULE = "/api/clusters/local/schedule"
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[JobService]:
-    """A service without jobs."""
-    database = opened(f"sqlite:///{tmp_path}/jobs.db")
-    async with JobService.of(database) as service:
-        yield service
-    database.close()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.jobs.fitting import JobFit
 from jobs import chooser
-from jobs.database import opened
 from jobs.errors import SearchesBusy, SearchTooLong
 from jobs.page import gpus
 from jobs.page.gpus import JobGpusView
@@ -35,15 +32,6 @@ class SlowSearch:
         self.begun.set()
         self.may_end.wait(20)
         return "found"
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[JobService]:
-    """A service without jobs."""
-    database = opened(f"sqlite:///{tmp_path}/jobs.db")
-    async with JobService.of(database) as service:
-        yield service
-    database.close()
 
 
 async def test_a_turn_that_takes_too_long_ends_and_counts_until_its_search_has_ended() -> None:

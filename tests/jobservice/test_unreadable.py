@@ -1,6 +1,5 @@
 """What was recorded may become invalid, by an upgrade or another setting: it is told, and never stops the others."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from atoll.jobs.queue_file import as_stored
 from atoll.jobs.settings import RenderSettings
 from atoll.kube.errors import Forbidden
 from jobs.cluster_store import MOVING
-from jobs.database import Database, opened
+from jobs.database import Database
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
 from jobs.queue_store import queue_file_of, store_queue_file
@@ -30,15 +29,6 @@ from tests.jobservice.world import SERVICE_ID, Faults, WorldApi
 
 BROKEN = {"policy": {"max_retries": -1}, "intent": {"budget_cap": -1}}
 TOLD = "job tune can no longer be read: policy.max_retries: Input should be greater than or equal to 0"
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[JobService]:
-    """The API over SQLite and a cluster in memory."""
-    database = opened(f"sqlite:///{tmp_path}/jobs.db")
-    async with JobService.of(database) as service:
-        yield service
-    database.close()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from atoll.api.forms import message_of
 from atoll.api.gangs import GangTopologyRequest, GpuGangSpec, TopologyMode
 from atoll.api.kept import KUEUE_PODSET, KUEUE_WORKLOAD
 from atoll.api.topologies import HOSTNAME
@@ -64,7 +65,7 @@ def kueue_request_of(pod: Pod) -> KueueTopologyRequest | str:
         return KueueTopologyRequest(_topology(asked, modes), asked.get(GROUP, ""))
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)
-        return f"annotations {', '.join(sorted(asked))} cannot be read: {first['msg'][:200]}"
+        return f"annotations {', '.join(sorted(asked))} cannot be read: {message_of(first)[:200]}"
 
 
 def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
