@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -29,6 +30,7 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Metadata, Node
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import SystemClock
 from atoll.service.http import listening
@@ -51,6 +53,7 @@ class StillMirror:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.nodes = SimpleNamespace(store={("", name): Node(Metadata(name)) for name in ledger.nodes})
 
     def on_change(self, _listener: object) -> None:
         """Nothing changes."""

@@ -134,20 +134,19 @@ class BeyondSample:
             return None
         if sampled is not None and not (may_wait_for_better(pod) and self._trust.may_refuse(uid)):
             return None
-        needed = host_fit.needs(pod)
         failed = self._spared[uid].failed if uid in self._spared else ()
         found = islice(nodes_elsewhere(question, self._ledger, sampled), LOOKED_AT_MAX)
-        best = next((one for one in found if one.node not in failed and self._admits(pod, needed, one.node)), None)
+        best = next((one for one in found if one.node not in failed and self._admits(pod, one.node)), None)
         if best is not None and sampled is not None:
             self._trust.refused(uid)
         return best
 
-    def _admits(self, pod: Pod, needed: Mapping[str, int], name: str) -> bool:
+    def _admits(self, pod: Pod, name: str) -> bool:
         node = self._nodes.get(("", name))
         if node is None or host_fit.node_reason(pod, node):
             return False
         there = self._residents.on(name)
-        return has_room(needed, node, there) and not host_fit.ports_clash(pod, there)
+        return has_room(host_fit.needs(pod), node, there) and not host_fit.ports_clash(pod, there)
 
     def may_spare(self, pod: Pod) -> bool:
         """Tell whether to look for a free node before the pod gets victims: kube-scheduler may have left some out."""

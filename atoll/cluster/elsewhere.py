@@ -2,25 +2,60 @@
 
 kube-scheduler offers the extender a sample of the nodes. Here is what the others would give: any set where the sample
 holds none, else a set that is clearly better than the sample's best. Small differences in cost are not worth another
-attempt: only what the pod's user would notice counts, see `is_noticeable`.
+attempt: only what the pod's user would notice counts, see `is_noticeable`. Most samples hold a set that nothing could
+better; those are recognised at once.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.requests import Rejection
-from atoll.cluster.selection import Candidate, CellOffer, offer
+from atoll.cluster.machines import NodeShape
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import Candidate, offer
 from atoll.cluster.verdicts import FilterInput, WeighedRows, weigh
 from atoll.cluster.weakness import needs_links
 from topology.choice import Choice
-from topology.device_requests import DeviceRequest
 from topology.scores import ALIKE
 
 FASTER: Final = 1.1
 """A ring that is so many times as fast is worth a second attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetQuality:
+    """What a user notices of a set: the rank of its model in the claim, its islands, and the bandwidth of its ring
+    relative to the best set of sound machines of its class. A request that needs no links has the same of the last
+    two everywhere."""
+
+    preference: int
+    islands: int = 1
+    ring: float = 1.0
+
+    @classmethod
+    def of(cls, preference: int, choice: Choice, shape: NodeShape, request: Request, ledger: Ledger) -> "SetQuality":
+        """Return the quality of a set on a machine of this shape."""
+        if not needs_links(request.ask):
+            return cls(preference)
+        return cls(preference, len(choice.islands), choice.relative_quality * (1 - ledger.fleet.weakness_of(shape)))
+
+    @property
+    def may_be_bettered(self) -> bool:
+        """Tell whether any set could be noticeably better."""
+        return self.preference > 0 or self.islands > 1 or FASTER * self.ring <= 1
+
+
+def is_noticeable(one: SetQuality, than: SetQuality) -> bool:
+    """Tell whether a set is so much better that its user would notice: a model that the claim prefers, fewer islands,
+    or a ring that is a tenth faster."""
+    if one.preference != than.preference:
+        return one.preference < than.preference
+    if one.islands != than.islands:
+        return one.islands < than.islands
+    return one.ring > 0 and one.ring >= FASTER * than.ring
 
 
 def nodes_elsewhere(question: FilterInput, ledger: Ledger, sampled: Candidate | None) -> Iterator[Candidate]:
@@ -33,41 +68,35 @@ def nodes_elsewhere(question: FilterInput, ledger: Ledger, sampled: Candidate | 
     request = question.request
     if isinstance(request, Rejection) or ledger.leases_of(question.uid):
         return
-    weighed = weigh(None, request, question, ledger)
-    if request.reservation:
-        held = [ledger.fleet.row_of(record.node) for record in ledger.leases_of(request.reservation)]
-        weighed.keys[~np.isin(weighed.rows, held)] = np.inf
-    for name in question.failed_nodes:
-        weighed.keys[weighed.rows == ledger.fleet.row_of(name)] = np.inf
+    than = None
     if sampled is not None:
-        _leave_better_ones(weighed, sampled, ledger)
-    while weighed.keys.min(initial=np.inf) < np.inf:
+        shape = ledger.nodes[sampled.node].shape
+        than = SetQuality.of(sampled.preference, sampled.choice, shape, request, ledger)
+        if not than.may_be_bettered:
+            return
+    weighed = weigh(None, request, question, ledger)
+    rows, keys, fleet = weighed.rows, weighed.keys, ledger.fleet
+    if request.reservation:
+        held = [fleet.row_of(record.node) for record in ledger.leases_of(request.reservation)]
+        keys[~np.isin(rows, held)] = np.inf
+    for name in question.failed_nodes:
+        keys[rows == fleet.row_of(name)] = np.inf
+    if sampled is not None and than is not None:
+        keys[keys >= keys[rows == fleet.row_of(sampled.node)].min(initial=np.inf) - ALIKE] = np.inf
+        _leave_better_ones(weighed, than, ledger)
+    while keys.min(initial=np.inf) < np.inf:
         candidate = weighed.pick(ledger, cpu_milli=question.cpu_milli)
         yield candidate
-        weighed.keys[weighed.rows == ledger.fleet.row_of(candidate.node)] = np.inf
+        keys[rows == fleet.row_of(candidate.node)] = np.inf
 
 
-def is_noticeable(one: CellOffer, than: Candidate, ask: DeviceRequest) -> bool:
-    """Tell whether a set is so much better that its user would notice: a model that the claim prefers, fewer islands,
-    or a ring that is a tenth faster."""
-    preference = one.order[0]
-    if preference != than.preference or not needs_links(ask):
-        return preference < than.preference
-    return _is_faster(one.choice, than.choice)
-
-
-def _is_faster(one: Choice, than: Choice) -> bool:
-    if len(one.islands) != len(than.islands):
-        return len(one.islands) < len(than.islands)
-    return one.ring_gbps > 0 and one.ring_gbps >= FASTER * than.ring_gbps
-
-
-def _leave_better_ones(weighed: WeighedRows, sampled: Candidate, ledger: Ledger) -> None:
-    """Leave only nodes before the sampled one in the order whose sets are noticeably better."""
-    fleet, keys, states = ledger.fleet, weighed.keys, weighed.states
-    limit = keys[weighed.rows == fleet.row_of(sampled.node)].min(initial=np.inf)
-    keys[keys >= limit - ALIKE] = np.inf
+def _leave_better_ones(weighed: WeighedRows, than: SetQuality, ledger: Ledger) -> None:
+    """Leave only nodes whose sets are noticeably better."""
+    keys, states, asked = weighed.keys, weighed.states, weighed.asked
     for state in np.unique(states[keys < np.inf]).tolist():
-        answer = offer(fleet.cell_at(state), weighed.asked, ledger.demand)
-        if isinstance(answer, Rejection) or not is_noticeable(answer, sampled, weighed.asked.ask):
+        cell = ledger.fleet.cell_at(state)
+        answer = offer(cell, asked, ledger.demand)
+        if isinstance(answer, Rejection) or not is_noticeable(
+            SetQuality.of(answer.order[0], answer.choice, cell.shape, asked, ledger), than
+        ):
             keys[states == state] = np.inf

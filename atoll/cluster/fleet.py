@@ -220,6 +220,10 @@ class Fleet:
             priced[states == state] = np.inf
         return self.first_by_name(rows[keys <= keys.min() + ALIKE])
 
+    def weakness_of(self, shape: NodeShape) -> float:
+        """Return the share of its class's best ring that a machine of this shape misses, see atoll.cluster.weakness."""
+        return self._weak.get(shape, 0.0)
+
     def _is_poorer(self, state: int, other: int, asked: Request, demand: Demand) -> bool:
         """Tell whether a state gives a set with worse links than the other: in more islands, or of less quality."""
         if state == other or asked.ask.count == 1:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from atoll.api import names
-from atoll.cluster.elsewhere import is_noticeable, nodes_elsewhere
+from atoll.cluster.elsewhere import SetQuality, is_noticeable, nodes_elsewhere
 from atoll.cluster.hints import (
     HintInput,
     LastHint,
@@ -23,13 +23,10 @@ from atoll.cluster.hints import (
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, request_of
-from atoll.cluster.selection import Candidate, CellOffer
 from atoll.cluster.verdicts import FilterInput, judge_nodes
 from atoll.cluster.wakeups import NodeCapacity, is_nominated_by_us
 from tests.builders import make_allocation, make_claim, make_devices, make_lease, make_pod, make_report
 from tests.explain.situations import make_node
-from topology.choice import Choice
-from topology.device_requests import DeviceRequest
 
 NOW = 1000.0
 DEVICES = {name: make_devices(name) for name in ("n1", "n2")}
@@ -95,6 +92,12 @@ def test_better_links_and_preferred_models_are() -> None:
     assert elsewhere(ledger, question(1, models=["nvidia-t4", "nvidia-h100"]), "n3") == []
 
 
+def test_links_are_compared_within_a_class_of_machines() -> None:
+    """A pair with the best links of its model stays, however fast others are; a machine with damaged links does not."""
+    ledger = fleet_of(n1="h100-nvl-8", n2="dgx-h100")
+    assert elsewhere(ledger, question(2), "n1") == elsewhere(ledger, question(2), "n2") == []
+
+
 def test_pod_that_has_its_place_is_sent_nowhere() -> None:
     """It holds Leases, its reservation has nothing there, or it has failed on the other node."""
     ledger = fleet_of(n1="t4-4", n2="dgx-a100")
@@ -108,26 +111,37 @@ def test_pod_that_has_its_place_is_sent_nowhere() -> None:
     assert elsewhere(ledger, asked, "n1") == []
 
 
-def choice(islands: int = 1, gbps: float = 100.0) -> Choice:
-    """Return a set with so many islands and such a ring."""
-    return Choice((0, 1), 0.0, gbps, 1.0, bounded=False, islands=tuple(map(str, range(islands))))
+@pytest.mark.parametrize(
+    ("one", "is_better"),
+    [
+        pytest.param(SetQuality(0, 3, 0.1), True, id="a-better-model"),
+        pytest.param(SetQuality(2, 1, 1.0), False, id="a-worse-model"),
+        pytest.param(SetQuality(1, 1, 0.3), True, id="fewer-islands"),
+        pytest.param(SetQuality(1, 3, 1.0), False, id="more-islands"),
+        pytest.param(SetQuality(1, 2, 0.551), True, id="a-tenth-faster"),
+        pytest.param(SetQuality(1, 2, 0.549), False, id="less-than-a-tenth"),
+    ],
+)
+def test_what_a_user_notices(one: SetQuality, is_better: bool) -> None:
+    """Against a set in two islands with half of the best ring, of the claim's second model."""
+    assert is_noticeable(one, SetQuality(1, 2, 0.5)) is is_better
 
 
 @pytest.mark.parametrize(
-    ("one", "count", "is_better"),
+    ("sampled", "expected"),
     [
-        pytest.param(CellOffer((0, 0.0), choice()), 2, True, id="a-better-model"),
-        pytest.param(CellOffer((2, 0.0), choice(1, 500.0)), 2, False, id="a-worse-model"),
-        pytest.param(CellOffer((1, 0.0), choice(1, 50.0)), 2, True, id="fewer-islands"),
-        pytest.param(CellOffer((1, 0.0), choice(3, 500.0)), 2, False, id="more-islands"),
-        pytest.param(CellOffer((1, 0.0), choice(2, 110.1)), 2, True, id="a-tenth-faster"),
-        pytest.param(CellOffer((1, 0.0), choice(2, 109.0)), 2, False, id="less-than-a-tenth"),
-        pytest.param(CellOffer((1, 0.0), choice(2, 110.0)), 1, False, id="one-gpu-has-no-ring"),
+        (SetQuality(0), False),
+        (SetQuality(0, 1, 0.92), False),
+        (SetQuality(0, 1, 0.9), True),
+        (SetQuality(0, 2, 1.0), True),
+        (SetQuality(1), True),
     ],
 )
-def test_what_a_user_notices(one: CellOffer, count: int, is_better: bool) -> None:
-    """Against a set in two islands with 100 GB/s, of the claim's second model."""
-    assert is_noticeable(one, Candidate("n", 1, choice(2)), DeviceRequest(count=count)) is is_better
+def test_set_that_nothing_betters_is_known_at_once(sampled: SetQuality, *, expected: bool) -> None:
+    """Most pods get one, and the other nodes are not looked at."""
+    assert sampled.may_be_bettered is expected
+    bettered = any(is_noticeable(SetQuality(0, 1, ring), sampled) for ring in (1.0, 0.5, 0.0))
+    assert bettered is expected
 
 
 @pytest.mark.parametrize(

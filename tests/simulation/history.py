@@ -12,6 +12,7 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.times import text_of
+from atoll.cluster import hints, wakeups
 from atoll.cluster.leases import RESERVATION_NAMESPACE
 from controllers import loops
 from tests.builders import pod_json
@@ -58,6 +59,7 @@ BOOKMARK_SECONDS = 40.0
 CLEANER_SECONDS = 5.0
 JOBS_SECONDS = 0.5
 REBUILD_SECONDS_MAX = 6.0
+NODES_MANY = wakeups.NOMINATION_NODES_MIN
 SLOW_THREADS = 0.2
 """Share of the searches beside an event loop that take so long that much changes meanwhile."""
 COLLECTIONS = {
@@ -93,6 +95,7 @@ class SimulatedCluster:
         self.excused: set[str] = set()
         self.judge = Judge(self.server, self.machines, is_excused=lambda name: name in self.excused)
         skew = min(plan.skew_seconds, PROCESS_SKEW_SECONDS_MAX)
+        hints.NOMINATION_NODES_MIN = wakeups.NOMINATION_NODES_MIN = 1 if plan.is_sampled else NODES_MANY
         self.surroundings = ShellEnvironment(self.server, self.weather, loop, self.plan.settings, skew)
         self.jobs = JobController(self.server, RESERVING_GANGS if plan.reserved_count else ())
         self.gang_steps = GangSteps(self)
@@ -147,7 +150,7 @@ class SimulatedCluster:
         skew = self.plan.skew_seconds
         clock = VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {ident}", -skew, skew))
         machine = SimulatedNode(node, ident, self.server, self.loop, self.weather, clock, self.judge.on_start)
-        if self.plan.has_gangs:
+        if self.plan.has_gangs or self.plan.is_sampled:
             machine.allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", names.GPU_RESOURCE: str(DEVICES)}
         self.machines.append(machine)
         return machine
@@ -183,7 +186,8 @@ class SimulatedCluster:
 
     def _new_scheduler(self) -> Scheduler:
         index = self.leading
-        return Scheduler(self.server, self.weather, self.loop, lambda: self.extenders.get(EXTENDERS[index]))
+        replica = lambda: self.extenders.get(EXTENDERS[index])  # noqa: E731
+        return Scheduler(self.server, self.weather, self.loop, replica, is_sampled=self.plan.is_sampled)
 
     # What happens by itself
 
@@ -505,6 +509,8 @@ class SimulatedCluster:
             is_gated = bool(pod["spec"].get("schedulingGates"))
             if not pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending" and roomy and not is_gated:
                 found.append(f"{pod['metadata']['uid']} waits for {count} GPUs while {roomy} have them")
+            if not pod["spec"].get("nodeName") and pod["status"].get("nominatedNodeName") and not is_gated:
+                found.append(f"{pod['metadata']['uid']} waits and keeps {pod['status']['nominatedNodeName']}")
         whole = [len(self.machine(node).devices) for node in NODES]
         pool = [len(idle[node]) for node in NODES], [len(self._reserved(node)) for node in NODES]
         found += self.gang_judge.problems([len(free[node]) for node in NODES], whole, pool)

@@ -91,6 +91,8 @@ RESERVATION_KINDS: dict[str, float] = {"make reservation anew": 2.0, "end reserv
 """What may happen to a reservation, where there is one."""
 RESERVATION_STEPS_MAX = 3
 RESERVING_GANGS = ("g0",)
+SAMPLED_SEEDS = (1, 3)
+"""Last digits of the seeds in whose histories kube-scheduler looks at one of the two nodes at a time."""
 
 
 GANG_STEPS = frozenset({*LATER_GANG_KINDS, "delete waiting member", "hear verdict"})
@@ -135,6 +137,11 @@ class Plan:
         return any(step.kind in GANG_STEPS for step in self.steps)
 
     @property
+    def is_sampled(self) -> bool:
+        """Tell whether kube-scheduler offers a sample of the nodes, so that pods are sent beyond it."""
+        return self.seed % 10 in SAMPLED_SEEDS
+
+    @property
     def settings(self) -> dict[str, object]:
         """Return the controllers' settings."""
         if not self.has_gangs:
@@ -146,6 +153,7 @@ class Plan:
     def __str__(self) -> str:
         weather = ", ".join(f"{kind} {rate:.2f}" for kind, rate in self.rates) or "calm"
         processes = f"{self.controllers_count} controllers, {self.reserved_count} GPUs reserved"
+        processes += ", nodes sampled" if self.is_sampled else ""
         lines = [f"seed {self.seed}, {processes}, weather: {weather}", *map(str, self.steps)]
         return "\n  ".join(lines)
 

@@ -1,14 +1,17 @@
 """kube-scheduler for the extender: one scheduling cycle at a time, binds in parallel, retries after a pause.
 
 It uses its own, stale copy of a pod. If a bind times out or its answer is lost, it forgets the pod and tries again: the
-same bind, or another node. Another leader calls another replica; calls of the old one continue.
+same bind, or another node. Another leader calls another replica; calls of the old one continue. Where it samples nodes
+it offers one at a time, mostly the same one; a node that is named in nominatedNodeName is tried first.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from tests.simulation.faults import FaultPlan
+from tests.simulation.plan import NODES
 from tests.simulation.server import PODS, Object, SimulatedServer
 from tests.simulation.shells import ExtenderReplica
 from tests.simulation.virtual_time import VirtualLoop
@@ -16,12 +19,18 @@ from tests.simulation.virtual_time import VirtualLoop
 HTTP_SECONDS = 5.0
 BACKOFF_SECONDS = (1.0, 4.0)
 LOST_SECONDS = 0.2
+ALONE = "0/2 nodes are available"
+FAVOURED = 0.9
+"""Share of the samples that hold the first node alone, so that the other is hardly found without a hint."""
 
 
 class Scheduler:
     """One kube-scheduler that leads until `stop`. `replica` is asked for each call, because it may be restarted."""
 
-    def __init__(self, server: SimulatedServer, weather: FaultPlan, loop: VirtualLoop, replica: Any) -> None:
+    def __init__(
+        self, server: SimulatedServer, weather: FaultPlan, loop: VirtualLoop, replica: Any, *, is_sampled: bool = False
+    ) -> None:
+        self._is_sampled = is_sampled
         self._server = server
         self._weather = weather
         self._loop = loop
@@ -82,11 +91,14 @@ class Scheduler:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         nodes = sorted(node["metadata"]["name"] for node in self._server.collection("/api/v1/nodes"))
         nodes = [node for node in nodes if node in _pinned_to(pod, nodes)]
-        call = {"Pod": pod, "NodeNames": nodes}
-        reply = await self._call("filter", call)
-        feasible = (reply or {}).get("NodeNames") or []
-        if reply is not None and not feasible:
-            self._reject(pod)
+        feasible: list[str] = []
+        for offered in self._offers(pod, nodes):
+            reply = await self._call("filter", {"Pod": pod, "NodeNames": offered})
+            feasible = (reply or {}).get("NodeNames") or []
+            if reply is not None and not feasible:
+                self._reject(pod, (reply.get("FailedAndUnresolvableNodes") or {}).values())
+            if feasible:
+                break
         if not feasible:
             self._again(name, self._pause(name))
             return
@@ -98,6 +110,15 @@ class Scheduler:
         task = self._loop.create_task(self._bind(pod, node))
         self.binds.add(task)
         task.add_done_callback(self.binds.discard)
+
+    def _offers(self, pod: Object, nodes: list[str]) -> list[list[str]]:
+        """Return the nodes to ask about, one list after the other."""
+        named = [node for node in nodes if node == pod["status"].get("nominatedNodeName")]
+        if not self._is_sampled or len(nodes) < len(NODES):
+            return [nodes]
+        is_favoured = self._weather.draw(f"sample {pod['metadata']['name']}") < FAVOURED
+        sample = nodes[:1] if is_favoured else nodes[1:]
+        return [named, sample] if named else [sample]
 
     async def _bind(self, pod: Object, node: str) -> None:
         metadata = pod["metadata"]
@@ -128,18 +149,20 @@ class Scheduler:
         except TimeoutError:
             return None
 
-    def _reject(self, pod: Object) -> None:
-        """Write what kube-scheduler writes: the condition that says that nothing fits, once."""
-        if pod["status"].get("conditions"):
-            return
-        condition = {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/2 nodes are available",
-        }
+    def _reject(self, pod: Object, reasons: Iterable[str]) -> None:
+        """Write what kube-scheduler writes: the condition that says that nothing fits, anew where its message changes,
+        and no node that was named in vain."""
+        message = f"0/2 nodes are available: {', '.join(sorted(set(reasons)))}." if self._is_sampled else ALONE
+        known = [condition.get("message") for condition in pod["status"].get("conditions") or ()]
+        status: dict[str, Any] = {}
+        if not known or (self._is_sampled and known != [message]):
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+            status["conditions"] = [condition]
+        if pod["status"].get("nominatedNodeName"):
+            status["nominatedNodeName"] = None
         path = f"{PODS}/{pod['metadata']['name']}"
-        self._server.patch(path, {"status": {"conditions": [condition]}}, uid=pod["metadata"]["uid"])
+        if status:
+            self._server.patch(path, {"status": status}, uid=pod["metadata"]["uid"])
 
     def _pause(self, name: str) -> float:
         return self._weather.between(f"backoff {name}", *BACKOFF_SECONDS)
