@@ -27,6 +27,8 @@ WRITES = ("INSERT", "UPDATE", "DELETE")
 WROTE = "wrote"
 KILLED = -signal.SIGKILL
 LOOKS = 3
+LIFE_SECONDS = 600.0
+"""Much more than a life takes, also on cores that do ten things at a time."""
 
 
 def every_type(server: str) -> list[dict[str, Any]]:
@@ -88,7 +90,7 @@ def live(url: str, effects: Path, kill_at: int) -> None:
     async def work() -> None:
         world = EngineWorld(Database(engine_of(url)), url, {"note": note})
         async with world.leading():
-            await world.until(_is_over)
+            await world.until(_is_over, seconds=LIFE_SECONDS)
             os._exit(0)
 
     asyncio.run(work())

@@ -27,7 +27,7 @@ from pipelines.records import RunRecord, StepRecord, migrate_pipelines
 from tests.pipelines.made import step
 from tests.pipelineservice import killed
 from tests.pipelineservice.call_server import CallServer
-from tests.pipelineservice.world import EngineWorld
+from tests.pipelineservice.world import WAIT_SECONDS, EngineWorld
 
 SEEDS = 500
 DEFAULT = {("sqlite", 0), ("postgresql", 25)}
@@ -36,7 +36,6 @@ RUNS_TOGETHER = 25
 WRITES_PER_RUN = 80
 """Fewer than a run has, so that the process dies before the last run ends."""
 KILLS = 2
-LIFE_SECONDS = 120
 JOBS = ("prepare", "train")
 CUT_OFF = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
 
@@ -127,7 +126,7 @@ class CrashStory:
                 while len(processes) < replicas:
                     processes.append(context.Process(target=killed.live, args=(self.url, self.effects, next(kill_at))))
                     processes[-1].start()
-                ended = wait([one.sentinel for one in processes], LIFE_SECONDS)
+                ended = wait([one.sentinel for one in processes], killed.LIFE_SECONDS + WAIT_SECONDS)
                 assert ended, "the runs do not end"
                 first = next(one for one in processes if one.sentinel in ended)
                 first.join()

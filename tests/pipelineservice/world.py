@@ -118,9 +118,9 @@ class EngineWorld:
         found = await self.database.read(lambda session: get_run(session, run_id))
         return found.state, found.message
 
-    async def until(self, holds: Callable[[Session], Any]) -> None:
+    async def until(self, holds: Callable[[Session], Any], *, seconds: float = WAIT_SECONDS) -> None:
         """Wait until something holds in the database."""
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(seconds):
             while not await self.database.read(holds):
                 await self.clock.sleep(POLL_SECONDS)
 
