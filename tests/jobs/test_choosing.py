@@ -106,7 +106,7 @@ def test_without_room_the_first_to_have_it_is_chosen() -> None:
 
 
 def test_ties_go_by_name_and_data_may_count() -> None:
-    """C-20: equal clusters in the order of their names; a job that says where its data is prefers that region."""
+    """C-20, MC-3: equal clusters in the order of their names; a job that says where its data is prefers that region."""
     equal = [offer("b"), offer("a")]
     near = [offer("a", region="us-east-1"), offer("b", region="eu-west-1")]
 

@@ -108,7 +108,8 @@ def test_free_gpus_are_stranded_while_a_pod_waits_that_needs_them_together(
 
 
 def test_the_instances_of_a_card_share_it_and_its_price() -> None:
-    """3g.40gb of an 80 GB card is half of it, 1g.10gb an eighth; with the rest they are one GPU, and one price."""
+    """COST-4: 3g.40gb of an 80 GB card is half of it, 1g.10gb an eighth; with the rest they are one GPU, and one
+    price."""
     card, half, eighth = (uuid_of("n1", number) for number in range(3))
     report = make_report(
         "n1",

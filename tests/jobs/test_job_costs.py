@@ -90,7 +90,7 @@ def estimated(prices: PriceTable = PRICES, learned: int | None = None, **fields:
 def test_an_estimate_says_where_each_figure_comes_from(
     fields: dict[str, Any], usd: float | None, seconds: int | None, reason: str
 ) -> None:
-    """Price and run time have a reason each; what nobody knows is not made up."""
+    """COST-1: price and run time have a reason each; what nobody knows is not made up."""
     told = estimated(**fields)
 
     assert (None if told.micros is None else told.micros / MICROS, told.seconds) == (usd, seconds)
@@ -111,7 +111,7 @@ def test_earlier_jobs_tell_how_long_the_next_one_runs() -> None:
     [(40, "nvidia-a100 with 40 GB"), (24, "nvidia-a10g with 24 GB"), (41, "nvidia-a100 with 80 GB"), (81, "None")],
 )
 def test_the_smallest_card_that_holds_the_request_is_chosen(memory_gb: int, chosen: str) -> None:
-    """40 GB: the 80 GB cards are too large, the 24 GB card too small."""
+    """COST-3: 40 GB: the 80 GB cards are too large, the 24 GB card too small."""
     assert str(smallest_card(memory_gb, PRICES)) == chosen
 
 
@@ -184,7 +184,8 @@ def test_a_spent_budget_acts_once(action: BudgetAction) -> None:
 def test_an_estimate_that_was_more_than_a_fifth_off_is_told(
     estimated_micros: int | None, actual: int, is_far: bool | None
 ) -> None:
-    """19 percent is near, 21 is far, in both directions; without an estimate there is nothing to compare."""
+    """COST-6, EDGE-5: 19 percent is near, 21 is far, in both directions; without an estimate there is nothing to
+    compare."""
     off = estimate_error(estimated_micros, actual)
 
     assert (off.is_far if off is not None else None) == is_far

@@ -124,7 +124,7 @@ OOM = PodFacts("p2", "Failed", reason="OOMKilled", detail="(exit code 137)")
     ],
 )
 def test_what_the_cluster_shows_amounts_to(facts: JobFacts, phase: JobPhase, reason: str) -> None:
-    """Every fact that counts, alone and against others."""
+    """SYN-1, SYN-2, C-10: every fact that counts, alone and against others."""
     seen = observe(facts, workload_uid="u1")
 
     assert seen.phase is phase

@@ -43,7 +43,8 @@ def expected(permission: JobPermission, role: TenantRole, *, own: bool) -> Acces
 
 @pytest.mark.parametrize(("permission", "role", "own"), CASES, ids=lambda value: str(value))
 def test_every_permission_of_every_role(permission: JobPermission, role: TenantRole, own: bool) -> None:
-    """In the tenant and in the granted project the table decides; elsewhere a job is hidden from all but operators."""
+    """AUT-6: in the tenant and in the granted project the table decides; elsewhere a job is hidden from all but
+    operators."""
     creator = "ann" if own else "bob"
     far = AccessAnswer.ALLOWED if role is TenantRole.OPERATOR else AccessAnswer.HIDDEN
     near = expected(permission, role, own=own)
@@ -62,7 +63,7 @@ def test_every_permission_of_every_role(permission: JobPermission, role: TenantR
 
 
 def test_the_table_says_something_of_every_pair() -> None:
-    """No role is without an answer for a permission."""
+    """AUT-2: no role is without an answer for a permission."""
     assert set(REACH) == set(itertools.product(TenantRole, JobPermission))
 
 
@@ -113,7 +114,7 @@ OWNERS = st.builds(
 
 @given(grants=st.lists(GRANTS, max_size=4), whose=OWNERS)
 def test_a_list_shows_exactly_what_may_be_viewed(grants: list[TenantGrant], whose: JobOwnership) -> None:
-    """A job is in somebody's list if and only if they may view it."""
+    """AUT-5: a job is in somebody's list if and only if they may view it."""
     caller = JobCaller("ann", tuple(grants))
     scopes = seen_scopes(caller)
     assert scopes is not None

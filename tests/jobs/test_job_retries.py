@@ -29,7 +29,8 @@ SOON = timedelta(seconds=10)
 
 @pytest.mark.parametrize("reason", RETRYABLE)
 def test_a_passing_failure_is_tried_again_after_the_delay(reason: str) -> None:
-    """A failure of the five kinds, wherever its word stands, is tried again with its count and its reason told."""
+    """RET-2: a failure of the five kinds, wherever its word stands, is tried again with its count and its reason
+    told."""
     decided = after_failure(JobPolicy(), reason=f"container main: {reason} (exit code 137)", retries=0, now=NOW)
 
     assert isinstance(decided, TryAgain)
@@ -57,7 +58,7 @@ def test_other_failures_end_the_job_at_once(reason: str) -> None:
     ],
 )
 def test_retries_are_used_up(retries: int, retries_max: int, spent: bool, told: str) -> None:
-    """After as many retries as the policy allows, by us or by the cluster, the job is over and says so."""
+    """RET-1: after as many retries as the policy allows, by us or by the cluster, the job is over and says so."""
     policy = JobPolicy(max_retries=retries_max)
 
     assert after_failure(policy, reason="OOMKilled", retries=retries, now=NOW, spent=spent) == GiveUp(told)
@@ -94,7 +95,7 @@ def test_pauses_never_shrink_and_stay_bounded(delay: int, retries: int) -> None:
     ("times", "told"), [(1, "preempted once"), (3, "preempted 3 times"), (500, "preempted 500 times")]
 )
 def test_preemptions_do_not_count_as_failures(times: int, told: str) -> None:
-    """However often a job gives way, it is queued again at once."""
+    """EDGE-15, C-12: however often a job gives way, it is queued again at once."""
     decided = after_preemption(JobPolicy(max_retries=0), reason="Preempted", preemptions=times, now=NOW)
 
     assert decided == TryAgain(times, NOW, f"{told}, queued again: Preempted")

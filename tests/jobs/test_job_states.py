@@ -55,7 +55,8 @@ PAIRS = list(itertools.product(JobState, JobStep))
 
 @pytest.mark.parametrize(("state", "asked"), PAIRS, ids=[f"{state}-{asked}" for state, asked in PAIRS])
 def test_every_pair_leads_on_or_is_refused_in_words(state: JobState, asked: JobStep) -> None:
-    """A step that is possible leads where it should; any other names job, state, step, why not, and the history."""
+    """SM-1 to SM-16: a step that is possible leads where it should; any other names job, state, step, why not, and the
+    history."""
     if (state, asked) in LEGAL:
         assert step("tune", state, asked) is LEGAL[state, asked]
         return

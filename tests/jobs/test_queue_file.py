@@ -195,7 +195,7 @@ def test_a_critical_queue_borrows_nothing() -> None:
 
 
 def test_spot_comes_first_and_only_for_those_who_tolerate_it() -> None:
-    """KQ-2: a spot flavor is tried first, and its taint keeps other jobs away."""
+    """KQ-2, COST-5: a spot flavor is tried first, and its taint keeps other jobs away."""
     quotas = "[{flavor: h100, quota: {gpu: 8}}, {flavor: spot, quota: {gpu: 2}}]"
     text = HEAD + f"      - {{cohort: all, flavors: {quotas}}}\n"
     found = made(text)

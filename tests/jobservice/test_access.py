@@ -56,7 +56,7 @@ async def waiting_job(service: JobService, permission: JobPermission, source: So
 async def test_every_role_has_its_permissions_on_jobs_of_every_source(
     service: JobService, by: str, permission: JobPermission, source: SourceType
 ) -> None:
-    """On somebody else's job, exactly what the table gives to all; nothing at all in another tenant."""
+    """AUT-3, AUT-4: on somebody else's job, exactly what the table gives to all; nothing at all in another tenant."""
     job_id = await waiting_job(service, permission, source)
     method, suffix, body = CALLS[permission]
     reach = REACH[ROLES[by], permission]
@@ -95,7 +95,7 @@ async def test_critical_jobs_are_for_those_who_may(service: JobService) -> None:
 
 
 async def test_every_decision_is_in_the_audit(service: JobService) -> None:
-    """Allowed, refused and hidden, with who, what and which job; admins see their tenant's, others nothing."""
+    """AUD-1: allowed, refused and hidden, with who, what and which job; admins see their tenant's, others nothing."""
     made = (await service.submit(project_id="vision", source_type="pipeline", source_id="p-1")).json()
     service.logs.pods["tune-x"] = [b"hello\n"]
     for method, suffix, by in (

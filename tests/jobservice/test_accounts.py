@@ -155,7 +155,7 @@ async def test_a_second_look_in_the_same_second_and_an_earlier_one_change_nothin
     ],
 )
 async def test_a_spent_budget_acts(accounts: Accounts, action: str, message: str, told: str) -> None:
-    """Ten seconds cost a cent; the budget of a cent acts once, and its history says so."""
+    """COST-2, EDGE-12: ten seconds cost a cent; the budget of a cent acts once, and its history says so."""
     job_id = await submitted(accounts, intent={"budget_cap": "0.01", "budget_action": action})
     await accounts.look(0, {"g0": held("g0", job_id=job_id)})
     await accounts.look(9, {"g0": held("g0", job_id=job_id)})
@@ -236,7 +236,8 @@ async def test_a_retried_job_has_no_final_cost_until_it_ends_again(accounts: Acc
 
 
 async def test_usage_is_summed_as_asked_for_those_who_may_see_it(accounts: Accounts) -> None:
-    """An operator sees the whole cluster, others the held time of their tenant or project; CSV says the same."""
+    """COST-7: an operator sees the whole cluster, others the held time of their tenant or project; CSV says the
+    same."""
     job_id = await submitted(accounts, project_id="vision")
     gpus = {"g0": held("g0", job_id=job_id), "g1": held("g1", namespace="tenant-other", pod="q"), "g2": free("g2")}
     await accounts.look(0, gpus)

@@ -200,7 +200,8 @@ async def test_every_route_asks_who_it_is(service: JobService, method: str, path
 async def test_jobs_of_others_are_as_if_they_were_not_there(
     service: JobService, method: str, suffix: str, by: str
 ) -> None:
-    """Whoever may not see a job gets the answer, to the letter, that one gets for a job that is not there."""
+    """AUT-1, C-30: whoever may not see a job gets the answer, to the letter, that one gets for a job that is not
+    there."""
     job_id = (await service.submit()).json()["id"]
     nowhere = str(uuid4())
 
@@ -223,7 +224,7 @@ async def test_jobs_of_others_are_as_if_they_were_not_there(
     ],
 )
 async def test_roles_of_one_tenant(service: JobService, by: str, statuses: list[int]) -> None:
-    """Within a tenant the table decides, and a refusal names who, what and which job."""
+    """AUT-7: within a tenant the table decides, and a refusal names who, what and which job."""
     job_id = (await service.submit()).json()["id"]
     service.logs.pods["tune-x"] = [b"hello\n"]
 

@@ -389,8 +389,8 @@ async def test_a_job_that_moves_counts_for_the_rate_of_its_new_queue(tmp_path: A
 
 
 async def test_a_job_waits_for_the_budget_of_its_queue(service: JobService) -> None:
-    """It is recorded and says what it waits for; it starts when another one has ended. Of jobs that look at once, no
-    more enter than the budget has room for."""
+    """EDGE-13: it is recorded and says what it waits for; it starts when another one has ended. Of jobs that look at
+    once, no more enter than the budget has room for."""
     service.world.plays = False
     await service.call("PUT", QUEUES, by="ops", content=RULED.replace("max_gpu_count: 4", "max_total_gpus: 5"))
     ids = [(await service.submit(f"job-{number}", ext_ml_gpu_count=2)).json()["id"] for number in range(3)]

@@ -228,8 +228,8 @@ async def test_checkpoints_outlive_tries_and_cancelling(stage: JobStage) -> None
 
 
 async def test_checkpoints_outlive_the_last_retry(engine: Any) -> None:
-    """A training whose retries are used up has failed, and what it saved stays, also when its objects have gone: the
-    record says which checkpoint that is, and the volume is there."""
+    """EDGE-16: a training whose retries are used up has failed, and what it saved stays, also when its objects have
+    gone: the record says which checkpoint that is, and the volume is there."""
     stage = JobStage(engine, RenderSettings(finished_ttl_seconds=500))
     stage.world.fates["tune"] = "OOMKilled"
     policy = {"retry_delay_seconds": 0, "max_retries": 1}
@@ -320,8 +320,8 @@ def escalation_faults() -> list[Any]:
 
 @pytest.mark.parametrize("faults", escalation_faults())
 async def test_a_spot_job_that_starves_moves_up_once(stage: JobStage, faults: Faults) -> None:
-    """After its time in the queue it is submitted again in the next class, whichever write is lost and wherever the
-    service dies; that is no failure, and its history says why."""
+    """EDGE-11: after its time in the queue it is submitted again in the next class, whichever write is lost and
+    wherever the service dies; that is no failure, and its history says why."""
     stage.world.holds.add("tune")
     job_id = await stage.give(policy={"max_retries": 0}, **SPOT)
     await stage.world.clock.advance(599)
@@ -430,7 +430,8 @@ async def test_a_queued_job_fails_at_its_deadline(stage: JobStage) -> None:
 
 
 async def test_objects_that_somebody_deletes_are_missed(stage: JobStage) -> None:
-    """A job whose Job was deleted by hand has failed, and says what probably happened; it is not created anew."""
+    """EDGE-10, REC-3: a job whose Job was deleted by hand has failed, and says what probably happened; it is not
+    created anew."""
     job_id = await stage.give()
     await stage.live(job_id, rounds=2)
     stage.world.delete_by_hand("tune")
@@ -521,7 +522,7 @@ async def test_what_the_cluster_refuses_fails_with_its_words(
 
 
 async def test_what_is_kept_goes_after_its_time(engine: Any) -> None:
-    """Objects of a finished job stay as long as the administrator says, and no longer."""
+    """REC-5, SM-16: objects of a finished job stay as long as the administrator says, and no longer."""
     stage = JobStage(engine, RenderSettings(finished_ttl_seconds=500))
     job_id = await stage.give()
     await stage.live(job_id)
@@ -535,7 +536,8 @@ async def test_what_is_kept_goes_after_its_time(engine: Any) -> None:
 
 
 async def test_objects_without_a_record_are_removed_and_others_left_alone(stage: JobStage) -> None:
-    """The sweep removes what bears this service's label and belongs to no job; everything else it does not touch."""
+    """EDGE-4, REC-4: the sweep removes what bears this service's label and belongs to no job; everything else it does
+    not touch."""
     labels = {job_names.SERVICE_ID: SERVICE_ID, job_names.JOB_ID: "gone", job_names.ATTEMPT: "1"}
     base = "/apis/batch/v1/namespaces/tenant-acme/jobs"
     spec = {"spec": {"template": {"metadata": {"labels": {}}}}, "kind": "Job"}
@@ -558,7 +560,7 @@ async def test_objects_without_a_record_are_removed_and_others_left_alone(stage:
 
 
 async def test_a_service_that_was_away_catches_up(stage: JobStage) -> None:
-    """What happened while nobody looked is told step by step when somebody looks again."""
+    """EDGE-8, REC-1, REC-2: what happened while nobody looked is told step by step when somebody looks again."""
     job_id = await stage.give()
     stage.world.settle()
     service = ServiceProcess(stage.world, stage.engine)

@@ -117,7 +117,7 @@ async def test_moments_of_any_zone_are_the_same_moments(database: Database) -> N
 
 
 async def test_the_same_key_makes_one_job_however_many_ask_at_once(database: Database) -> None:
-    """Sixteen requests with one key at a time: one job, and all are told of it."""
+    """EDGE-9, IDM-1: sixteen requests with one key at a time: one job, and all are told of it."""
     new = new_job(key="pipeline-7-step-2-run-1")
     found = await asyncio.gather(
         *(database.write(lambda session: create_job(session, new, NOW, job_id=str(uuid4()))) for _ in range(16))
@@ -187,8 +187,8 @@ TO_SUCCEEDED = (JobStep.SUBMIT, JobStep.ADMIT, JobStep.RUN, JobStep.SUCCEED)
 async def test_an_identical_request_within_its_window_is_the_first_job(
     database: Database, steps: tuple[JobStep, ...]
 ) -> None:
-    """Sixteen at once, and one later: each gets the first one, whatever its result will be. What differs, comes from
-    another tenant, or after the window is another job."""
+    """EDGE-14: sixteen at once, and one later: each gets the first one, whatever its result will be. What differs,
+    comes from another tenant, or after the window is another job."""
 
     async def submit(second: float, **fields: Any) -> tuple[JobRecord, bool]:
         new = new_job(**{"ext_ml_model_id": "llama", **WITHIN, **fields})

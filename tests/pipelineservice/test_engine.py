@@ -394,7 +394,7 @@ async def test_a_rerun_begins_a_service_again_that_was_cancelled(small: EngineWo
 
 
 async def test_branches_beyond_the_free_quota_run_one_after_the_other(small: EngineWorld) -> None:
-    """By the file of queues and the jobs that the queue has; the step says so."""
+    """EDGE-3: by the file of queues and the jobs that the queue has; the step says so."""
     world, database = small, small.database
     document, now = queue_file().model_dump(mode="json"), world.clock.now()
     await database.write(lambda session: store_queue_file(session, "local", document, now=now, actor="ops"))
