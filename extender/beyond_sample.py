@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from atoll.cluster import host_fit
 from atoll.cluster.elsewhere import nodes_elsewhere
-from atoll.cluster.hints import is_sample, may_be_sent, may_wait_for_better
+from atoll.cluster.hints import has_unknown_needs, is_sample, may_be_sent, may_wait_for_better
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.selection import Candidate
@@ -37,6 +37,8 @@ MISSED_MAX: Final = 3
 DISTRUST_SECONDS: Final = 60.0
 SPARE_SECONDS: Final = 300.0
 """How long a pod gets no victims while a node is free for it, where no hint shows that the node is none."""
+SPARE_UNKNOWN_SECONDS: Final = 30.0
+"""The same for a pod whose volumes, spreading or neighbours may keep it off a node that seems free."""
 FAILED_MAX: Final = 3
 """Nodes on which the pod was refused although it was sent there; then it gets victims."""
 
@@ -168,7 +170,8 @@ class BeyondSample:
         if not fits:
             seen.since_seconds = now
             return False
-        return len(seen.failed) < FAILED_MAX and now - seen.since_seconds < SPARE_SECONDS
+        longest = SPARE_UNKNOWN_SECONDS if has_unknown_needs(pod) else SPARE_SECONDS
+        return len(seen.failed) < FAILED_MAX and now - seen.since_seconds < longest
 
     def _seen(self, pod: Pod) -> SparedPreemptor:
         found = self._spared.setdefault(pod.metadata.uid, SparedPreemptor(self._clock.monotonic_seconds()))

@@ -19,7 +19,7 @@ from atoll.cluster.objects import Pod
 from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app, build_health_app
-from extender.beyond_sample import SPARE_SECONDS
+from extender.beyond_sample import SPARE_SECONDS, SPARE_UNKNOWN_SECONDS
 from extender.binder import Binder
 from extender.pending_releases import HOLD_SECONDS
 from extender.wire import BindCall
@@ -286,9 +286,12 @@ async def test_preempt_is_understood_in_both_forms(extender: Extender, form: str
     assert await extender.call("preempt", too_many) == {"NodeNameToMetaVictims": {}}
 
 
+SPREAD = {"maxSkew": 1, "topologyKey": "zone"}
 SPARED: list[tuple[str, dict[str, Any], dict[str, Any], float, bool]] = [
     ("it fits elsewhere", {}, {}, 0.0, True),
-    ("for a while", {}, {}, SPARE_SECONDS, False),
+    ("for a while", {}, {}, SPARE_SECONDS - 1, True),
+    ("not for ever", {}, {}, SPARE_SECONDS, False),
+    ("shorter where more is to be known", {}, {"topologySpreadConstraints": [SPREAD]}, SPARE_UNKNOWN_SECONDS, False),
     ("another node has a taint", {"taints": [{"key": "x", "effect": "NoSchedule"}]}, {}, 0.0, False),
     ("another node has too little CPU", {"cpu": 1}, {}, 0.0, False),
     ("it was sent there before", {}, {"annotations": {names.WOKEN: "1@n2"}}, 0.0, True),
