@@ -150,8 +150,8 @@ def test_a_field_that_a_later_version_adds_leaves_recorded_requests_what_they_we
         resources: LaterResources = LaterResources()
         added: float = 1.5
 
-    fields = {"policy": {"max_retries": 1}, "intent": {"cost_center": "a"}, "resources": {"cpu_request": "1"}}
-    for given in ({}, fields):
+    fields: dict[str, Any] = {"policy": {"max_retries": 1}, "intent": {"cost_center": "a"}}
+    for given in ({}, fields | {"resources": {"cpu_request": "1"}}):
         new = new_job(**given)
         later = LaterJob.model_validate(new.job.model_dump(mode="json", exclude_unset=True))
         assert digest_of(replace(new, job=later)) == digest_of(new)
