@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,19 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import GangKey, MemberStage
-from atoll.cluster.gangs.preemption import EvictionUnit, HeldDevices, fewest_units, units_of, unneeded
+from atoll.cluster.gangs.preemption import (
+    EvictionUnit,
+    HeldDevices,
+    fewest_units,
+    plan_preemption,
+    units_of,
+    unneeded,
+)
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
+from atoll.cluster.objects import Pod
 from tests.builders import make_pod
 from tests.cluster.gangs.builders import make_gang, member
+from tests.cluster.gangs.test_replacements import Ground
 
 KEY: GangKey = ("team", "g")
 
@@ -26,6 +37,11 @@ def view(count: int, running: int, *, succeeded: int = 0, priority: int = 0, **s
     found = [member(number, MemberStage.READY, priority=priority) for number in range(running)]
     found += [member(running + number, MemberStage.SUCCEEDED) for number in range(succeeded)]
     return GangView(make_gang(count, **spec), tuple(found), ReadinessPolicy())
+
+
+def with_priority(pod: Pod, priority: int) -> Pod:
+    """Return the pod with this priority."""
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, priority=priority))
 
 
 def holdings(gang: GangView, *others: tuple[str, int]) -> list[HeldDevices]:
@@ -92,6 +108,37 @@ def test_whoever_may_not_be_preempted_is_no_victim_and_waited_for() -> None:
 
     assert units_of(held, {KEY: gang}, below=9) == ()
     assert [unit.name for unit in units_of(held, {KEY: gang}, below=None)] == ["team/p2", "team/g", "team/kept"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "may_evict", "evicted", "awaited"),
+    [
+        pytest.param((), True, {"f-n1", "f-n2"}, 0, id="all are evicted, nobody is waited for"),
+        pytest.param(("f-n1",), True, {"f-n2"}, 1, id="one ends already"),
+        pytest.param(("f-n1", "f-n2"), True, set(), 2, id="both end already"),
+        pytest.param((), False, set(), 2, id="nobody may be evicted: both are waited for"),
+        pytest.param(("f-n1",), False, set(), 2, id="nobody may be evicted, one ends already"),
+    ],
+)
+def test_a_plan_counts_whom_it_waits_for(
+    ending: tuple[str, ...], evicted: set[str], awaited: int, *, may_evict: bool
+) -> None:
+    """Two members, two full machines: each is freed by an eviction, or by a pod that ends by itself."""
+    nodes = ("n1", "n2")
+    ground = Ground({}, full=nodes, sick=("n3", "n4", "n5", "n6"), podSets=[{"name": "workers", "count": 2}])
+    request = ground.request(0, 1)
+    request = replace(request, chosen=tuple(replace(one, pod=with_priority(one.pod, 1)) for one in request.chosen))
+    held = [
+        HeldDevices(make_pod(f"f-{node}", gpus=8, node=node, deleted=f"f-{node}" in ending), node, 0xFF)
+        for node in nodes
+    ]
+
+    plan = plan_preemption(request, held, {}, is_spared=(lambda _: False) if may_evict else None)
+
+    assert plan is not None
+    assert {unit.name.removeprefix("team/") for unit in plan.evicted} == evicted
+    assert plan.awaited == awaited
+    assert {one.node for one in plan.kept.values()} == set(nodes)
 
 
 @st.composite

@@ -7,18 +7,21 @@ import orjson
 import pytest
 
 from atoll.api import names
+from atoll.api.gangs import GangAssignment
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit
 from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.member_assignments import replaced_assignment
 from atoll.cluster.gangs.membership import GangMember, MemberStage, members_of
 from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
+from atoll.cluster.gangs.preemption import GangRequest
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import Replacements, place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod, decode_node
 from atoll.cluster.requests import Request, Verdict, request_of
-from tests.builders import make_allocation, make_pod, make_report
+from tests.builders import make_allocation, make_claim, make_pod, make_report
 from tests.cluster.gangs.builders import GATES, make_gang
 
 RACK, BLOCK = "example.com/rack", "example.com/block"
@@ -77,22 +80,33 @@ class Ground:
 
     def replacements(self, *numbers: int) -> Replacements:
         """Return the places of missing members, and what the others wait for."""
-        missing = [make_pod(f"p{n}", gpus=8, annotations=self._marks(n), schedulingGates=GATES) for n in numbers]
+        request = self.request(*numbers)
+        return place_missing(request.view, request.chosen, request.requests, request.node_domains, request.cluster)
+
+    def request(self, *numbers: int, **claim: Any) -> GangRequest:
+        """Return what gated members with these numbers ask for, by a claim or without one."""
+        asked = make_claim(**claim) if claim else None
+        marks = {"claim": asked, "schedulingGates": GATES}
+        missing = [make_pod(f"p{n}", gpus=claim.get("count", 8), annotations=self._marks(n), **marks) for n in numbers]
         found = members_of([*self.members, *missing], self.gang.spec, {})
-        chosen = [one for one in found if one.stage is MemberStage.GATED]
+        chosen = tuple(one for one in found if one.stage is MemberStage.GATED)
         requests: dict[str, Request] = {}
         for pod in missing:
-            request = request_of(pod, None, is_admitted=True)
+            request = request_of(pod, asked, is_admitted=True)
             assert isinstance(request, Request)
             requests[pod.metadata.uid] = request
+        return GangRequest(
+            GangView(self.gang, tuple(found), ReadinessPolicy()), chosen, requests, self.site(), self.land()
+        )
+
+    def land(self) -> PlacementSnapshot:
+        """Return the machines as they are now."""
         on: dict[str, list[Pod]] = {}
         for pod in self.pods:
             on.setdefault(pod.spec.node_name, []).append(pod)
         free = {name: host_fit.free(node, on.get(name, ())) for name, node in self.nodes.items()}
         cells = dict(self.ledger.cells(now_seconds=0.0))
-        land = PlacementSnapshot(self.nodes, dict(self.ledger.nodes), cells, on, free)
-        view = GangView(self.gang, tuple(found), ReadinessPolicy())
-        return place_missing(view, chosen, requests, self.site(), land)
+        return PlacementSnapshot(self.nodes, dict(self.ledger.nodes), cells, on, free)
 
 
 def number_of(member: GangMember) -> int:
@@ -180,6 +194,18 @@ def test_several_lost_members_are_each_charged_before_the_next() -> None:
     assert sorted(places.values()) == ["n3", "n4"]
 
 
+def test_the_status_counts_all_members_where_they_are_after_a_replacement() -> None:
+    """Per domain of the lowest level: those that stayed and those that have come."""
+    request = (ground := Ground({0: "n1", 4: "n3"}, **required(BLOCK))).request(1)
+    come = ground.replacements(1).assignments
+
+    found = replaced_assignment(GangAssignment(topology="t"), request.view.members, come, request.node_domains)
+
+    (workers,) = found.pod_sets
+    assert (found.topology, workers.levels, workers.count, workers.domain_count) == ("t", (BLOCK, RACK), 3, 2)
+    assert {share.values: share.count for share in workers.domains} == {("x", "a"): 2, ("x", "b"): 1}
+
+
 def test_a_cordoned_machine_is_no_spare() -> None:
     """A replacement stays gated rather than go to a machine that would refuse it."""
     assert Ground({0: "n1"}, cordoned=("n2",), **required(RACK)).place(1) == {}
@@ -197,15 +223,10 @@ def test_one_part_without_a_spare_does_not_keep_another_waiting() -> None:
     ]
     found = members_of([*ground.members, *missing], ground.gang.spec, {})
     requests = {pod.metadata.uid: request_of(pod, None, is_admitted=True) for pod in missing}
-    on = {pod.spec.node_name: [pod] for pod in ground.pods}
-    free = {name: host_fit.free(node, on.get(name, ())) for name, node in ground.nodes.items()}
-    land = PlacementSnapshot(
-        ground.nodes, dict(ground.ledger.nodes), dict(ground.ledger.cells(now_seconds=0.0)), on, free
-    )
     chosen = [one for one in found if one.stage is MemberStage.GATED]
     view = GangView(ground.gang, tuple(found), ReadinessPolicy())
 
-    found = place_missing(view, chosen, requests, ground.site(), land)  # type: ignore[arg-type]
+    found = place_missing(view, chosen, requests, ground.site(), ground.land())  # type: ignore[arg-type]
 
     assert {number_of(one.member): one.allocation.node for one in found.assignments} == {3: "n4"}
 
