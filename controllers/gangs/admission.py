@@ -145,7 +145,7 @@ class AdmissionReconciler:
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
         is_blocking = self._cache.rules.policy.block_admission
-        if not all(map(self._cache.is_current, self._cache.gangs() if is_blocking else self._ahead_of_others())):
+        if not self._are_settled(self._ahead_of_others()):
             return [CUT_SECONDS]  # one whose last write is not seen yet keeps others waiting, too
         first = self._blocker() if is_blocking else None
         ahead: dict[str, Ahead] = {}
@@ -167,12 +167,18 @@ class AdmissionReconciler:
             await asyncio.sleep(0)
         return waits
 
-    def _ahead_of_others(self) -> Iterable[GpuGang]:
+    def _are_settled(self, ahead: Sequence[GpuGang]) -> bool:
+        """Tell whether nobody works on these gangs, and their last writes are seen; of all gangs where one blocks."""
+        is_blocking = self._cache.rules.policy.block_admission
+        is_idle = self._cache.busy.isdisjoint(map(key_of, ahead))
+        return is_idle and all(map(self._cache.is_current, self._cache.gangs() if is_blocking else ahead))
+
+    def _ahead_of_others(self) -> list[GpuGang]:
         """Return the gangs that others must not pass: under strict order each that is tried, else those that run and
         lack members."""
         tried = (gang for key in self._cache.candidates if (gang := self._cache.gang(key)) is not None)
         is_strict = self._cache.rules.strict_order
-        return (one for one in tried if is_strict or (one.status and one.status.admission))
+        return [one for one in tried if is_strict or (one.status and one.status.admission)]
 
     async def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
         """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because

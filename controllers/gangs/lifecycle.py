@@ -98,8 +98,8 @@ class GangReconciler:
             return BLIND_SECONDS
         if key in self._cache.busy:
             return BUSY_SECONDS
-        self._cache.candidates.discard(key)
         if (pause := self._pauses.left_seconds(key)) > 0:
+            self._cache.candidates.discard(key)
             return pause
         try:
             return await self._settle(key)
@@ -109,6 +109,7 @@ class GangReconciler:
     def _pause(self, key: GangKey, error: ApiError) -> float:
         """Leave a gang alone of which a write was refused, and say so."""
         log.warning("A write for a gang was refused", gang="/".join(key), err=str(error))
+        self._cache.candidates.discard(key)
         gang = self._cache.gang(key)
         if gang is not None:
             self._record_event(gang, names.REASON_WRITE_REFUSED, f"tried again later: {error}", type="Warning")
@@ -117,6 +118,7 @@ class GangReconciler:
     async def _settle(self, key: GangKey) -> float | None:
         gang = self._cache.gang(key)
         if gang is None or await self._maker.is_outlived(gang):
+            self._cache.candidates.discard(key)
             await self._undo_without_gang(key)
             return await self._maker.make(key)
         if not self._cache.is_current(gang):
@@ -128,6 +130,8 @@ class GangReconciler:
         view = self._cache.view(gang)
         decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
         self._tell_gated(view)
+        if decision.act not in {GangAction.PLACE, GangAction.REPLACE}:  # else none behind it may pass meanwhile
+            self._cache.candidates.discard(key)
         self._cache.busy.add(key)
         try:
             return await self._act(key, gang, decision)
