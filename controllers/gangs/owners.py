@@ -198,17 +198,13 @@ async def _slices(context: Context, namespace: str, owner: SuspendedOwner) -> Se
     return listing.items
 
 
-async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
-    """Suspend an owner for a gang; False when it is gone, or somebody else has suspended it. Raises KubeError."""
+async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> None:
+    """Suspend an owner for a gang, unless it is gone or suspended already. Raises KubeError."""
     body = await _read(context, namespace, owner)
-    if body is None:
-        return False
-    marked = (body.metadata.labels or {}).get(names.GANG_SUSPENDED)
-    if _is_suspended(body, owner):
-        return bool(marked == gang_uid)
+    if body is None or _is_suspended(body, owner):
+        return
     await _switch(context, namespace, owner, body, suspended=True, mark=gang_uid)
     log.info("Suspended the owner of a gang", owner=f"{owner.kind} {namespace}/{owner.name}")
-    return True
 
 
 async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.host_cpu import (
     ASKS_MIN,
+    FADE,
     KINDS_MAX,
     STRANDED,
     UNKNOWN,
@@ -190,6 +191,15 @@ def test_prices_are_what_is_left_without_cpu() -> None:
 
     assert prices[4, 15] == pytest.approx(STRANDED * 2.5)
     assert prices[4, 40] == prices[0, 0] == prices[8, UNKNOWN] == 0
+
+
+def test_newer_asks_weigh_a_little_more() -> None:
+    """The first of its kind counts as much as any later one."""
+    asks = CpuRequestCounts()
+    for gpus in (1, 2, 2):
+        asks.observe(gpus, 4000)
+
+    assert [kind.weight for kind in asks.kinds] == pytest.approx([FADE**2, FADE + 1.0])
 
 
 def test_rarest_kind_is_forgotten_and_huge_asks_are_cut() -> None:

@@ -143,7 +143,8 @@ def test_lease_of_a_long_node_name_is_read_back(node: str) -> None:
 
     assert (record.node, record.device_id, record.device_uuid) == (node, 15, f"GPU-{node}-0015")
     assert record.holder == Holder("ns", "pod", "uid")
-    assert (record.attempt, record.deadline) == ("token", "2026-01-31T12:01:00.000000Z")
+    times = ("2026-01-31T12:00:00.000000Z", "2026-01-31T12:01:00.000000Z")
+    assert (record.attempt, record.renewed, record.deadline) == ("token", *times)
 
 
 def test_lease_has_no_owner() -> None:

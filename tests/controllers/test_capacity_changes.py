@@ -1,5 +1,6 @@
 """Changes that trigger a new check of waiting pods and of topologies."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,10 +15,13 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 from controllers.capacity_changes import CapacityChanges
 from controllers.context import Context
+from controllers.foreign import ForeignReconciler
 from controllers.gangs.admission import AdmissionReconciler
 from controllers.gangs.cache import GangCache
+from controllers.leases.repair import MissingLeaseRepair
+from controllers.loops import Reconciler
 from controllers.topologies import TopologyReconciler
-from tests.builders import make_pod
+from tests.builders import make_allocation, make_lease, make_pod, make_report
 from tests.controllers.gang_harness import TOPOLOGIES, cluster, settled, term
 from tests.fakes.clock import ManualClock
 
@@ -34,21 +38,23 @@ TOPOLOGY = Topology.model_validate({"metadata": {"name": "a"}, "spec": {"levels"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "makes_room"),
+    ("before", "after", "is_room"),
     [
         pytest.param(node(ready="False"), node(), True, id="it became ready"),
         pytest.param(node(unschedulable=True), node(), True, id="it was uncordoned"),
         pytest.param(node(), node(labels={"zone": "a"}), True, id="a label that an affinity may want"),
         pytest.param(node(), node(reason="KubeletReady"), False, id="kubelet says the same in other words"),
+        pytest.param(node(ready="False"), None, False, id="it was deleted"),
     ],
 )
-def test_a_node_that_opens_makes_room(before: Node, after: Node, *, makes_room: bool) -> None:
+def test_a_node_that_opens_makes_room(before: Node, after: Node | None, *, is_room: bool) -> None:
     """Whatever `node_reason` reads counts; the many status writes of kubelet do not."""
     mirror = cast("ClusterMirror", SimpleNamespace(ledger=Ledger(), reflectors={}))
     mirror.reflectors["any"] = SimpleNamespace(resource_version="1")  # type: ignore[index,assignment]
     changes = CapacityChanges(mirror, ManualClock())
 
-    assert changes.observe(WatchedKind.NODE, Change(ChangeKind.MODIFIED, after, before)) is makes_room
+    change = Change(ChangeKind.MODIFIED, after, before) if after else Change(ChangeKind.DELETED, before, before)
+    assert changes.observe(WatchedKind.NODE, change) is is_room
 
 
 @pytest.mark.parametrize(
@@ -70,6 +76,29 @@ def test_topologies_are_counted_again_when_labels_may_differ(
     mirror = SimpleNamespace(topologies=SimpleNamespace(store={("", "a"): TOPOLOGY}))
     reconciler = TopologyReconciler(cast("Context", SimpleNamespace(mirror=mirror)))
     assert list(reconciler.affected(kind, change)) == affected
+
+
+@pytest.mark.parametrize(
+    ("reconciler", "kind", "change", "affected"),
+    [
+        pytest.param(ForeignReconciler, WatchedKind.REPORT, Change(ChangeKind.MODIFIED, make_report("n1")), ["n1"],
+                     id="foreign use is looked for at each report"),
+        pytest.param(MissingLeaseRepair, WatchedKind.LEASE, Change(ChangeKind.DELETED, make_lease("n1", 0)),
+                     ["uid-of-p"], id="the Lease of a bound pod went"),
+        pytest.param(MissingLeaseRepair, WatchedKind.LEASE, Change(ChangeKind.DELETED, make_lease("n1", 1)), [],
+                     id="the Lease of no bound pod went"),
+    ],
+)  # fmt: skip
+def test_reconcilers_look_at_once_at_what_a_change_concerns(
+    reconciler: Callable[[Context], Reconciler[str]], kind: WatchedKind, change: Change[Any], affected: list[str]
+) -> None:
+    """Nobody waits for the next resync."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1"))
+    ledger.put_pod(make_pod("p", node="n1", phase="Running", allocation=make_allocation("n1", 0)))
+    context = cast("Context", SimpleNamespace(mirror=SimpleNamespace(ledger=ledger)))
+
+    assert list(reconciler(context).affected(kind, change)) == affected
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,8 @@ def test_only_holders_of_the_kept_gpus_are_victims() -> None:
     assert [pod.metadata.name for pod in status(0, 3).victims] == ["a"]
     assert {pod.metadata.name for pod in status(0, 1).victims} == {"a", "b"}
     assert status(3, 4) == EvictionStatus(is_free=True)
+    ledger.drop_report("n1")
+    assert status(0, 3) == EvictionStatus(is_blind=True)
 
 
 VICTIM = make_pod("v", uid="v")

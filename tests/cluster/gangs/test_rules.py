@@ -127,6 +127,25 @@ def test_wishes_beyond_the_bounds_are_told_and_not_cut(wishes: dict[str, Any], f
     assert fragment in refused.message
 
 
+@pytest.mark.parametrize(
+    ("enable", "bounds", "wish", "refused"),
+    [
+        pytest.param(False, PolicyBounds(may_enable=False), True, True, id="it may not wait"),
+        pytest.param(False, PolicyBounds(may_enable=False), False, False, id="it does not wait anyway"),
+        pytest.param(True, PolicyBounds(may_enable=False), True, False, id="it waits anyway"),
+        pytest.param(True, PolicyBounds(may_disable=False), False, True, id="it must wait"),
+        pytest.param(False, PolicyBounds(may_disable=False), True, False, id="it may wait"),
+    ],
+)
+def test_a_gang_waits_for_ready_pods_where_the_administrator_lets_it(
+    bounds: PolicyBounds, *, enable: bool, wish: bool, refused: bool
+) -> None:
+    """A wish that changes nothing is not refused."""
+    found = policy_for(ReadinessPolicy(enable=enable), bounds, WaitForPodsReady(enable=wish))
+
+    assert isinstance(found, OutOfBounds) is refused
+
+
 @pytest.mark.parametrize("wish", ["timeout", "recoveryTimeout"])
 def test_a_gang_keeps_others_waiting_no_longer_than_the_administrator_says(wish: str) -> None:
     """blockAdmission: a tenant's timeout of a day would be everybody's."""
@@ -298,6 +317,21 @@ def test_the_pauses_of_a_gang_without_a_place_double_from_half_a_second() -> Non
 
     assert AdmissionAttempts().wait_seconds(0.0, room_at_seconds=0.0) == 0.0
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "room_at", "pause"),
+    [
+        pytest.param(Verdict.BUSY, 99.0, 10.0, id="room before the last attempt"),
+        pytest.param(Verdict.BUSY, 101.0, 1.0, id="room since then"),
+        pytest.param(Verdict.NEVER, 101.0, 10.0, id="room that it cannot use"),
+    ],
+)
+def test_room_ends_a_long_pause_early(verdict: Verdict, room_at: float, pause: float) -> None:
+    """Unless the gang would never fit."""
+    attempts = AdmissionAttempts(count=7, at_seconds=100.0, verdict=verdict)
+
+    assert attempts.wait_seconds(100.0, room_at_seconds=room_at) == pause
 
 
 def test_a_blocking_gang_blocks_until_it_is_ready() -> None:
