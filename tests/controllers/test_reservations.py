@@ -3,15 +3,24 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
+import orjson
 import pytest
 
 from atoll.api import names
+from atoll.api.reservations import GpuReservation
 from atoll.api.times import text_of
 from atoll.cluster.leases import Holder
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import decode_node
 from atoll.jobs.rendering import render
-from tests.builders import lease_json, make_allocation, pod_json
+from atoll.kube.mirror import ClusterMirror
+from controllers.context import Context
+from controllers.reservations import ReservationReconciler
+from tests.builders import lease_json, make_allocation, make_report, pod_json
 from tests.controllers.harness import (
     LEASES,
     PODS,
@@ -20,6 +29,7 @@ from tests.controllers.harness import (
     running_controllers,
     strip_version,
 )
+from tests.fakes.clock import ManualClock
 from tests.jobs.render import job
 from tests.service.test_metrics import samples
 
@@ -221,6 +231,30 @@ async def test_a_job_says_how_long_its_reservation_waits_for_the_next(
         await running.settled(
             lambda: (status(running)["phase"], len(holders(running))) == (phase, 2 * (phase == "Active"))
         )
+
+
+@pytest.mark.parametrize(("unschedulable", "taken"), [(False, 1), (True, 0)], ids=["open", "cordoned"])
+async def test_a_reservation_takes_no_gpu_of_a_cordoned_node(taken: int, *, unschedulable: bool) -> None:
+    """No pod could be bound there to use it."""
+    ledger, api, clock = Ledger(), AsyncMock(), ManualClock()
+    ledger.put_report(make_report("n1"))
+    ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)
+    spec = {"shape": {"count": 1}, "namespaces": ["team"]}
+    asked = GpuReservation.model_validate({"metadata": {"name": "nightly", "uid": "uid-of-nightly"}, "spec": spec})
+    node = decode_node(orjson.dumps({"metadata": {"name": "n1"}, "spec": {"unschedulable": unschedulable}}))
+    mirror = SimpleNamespace(
+        ledger=ledger,
+        reports={},
+        nodes=SimpleNamespace(store={("", "n1"): node}),
+        pods=SimpleNamespace(by_uid={}),
+        reservations=SimpleNamespace(store={("", "nightly"): asked}),
+        unready_reason=str,
+    )
+    context = Context(api, cast("ClusterMirror", mirror), clock, Mock(), Mock(), str)
+
+    await ReservationReconciler(context).reconcile("uid-of-nightly")
+
+    assert api.create.await_count == taken
 
 
 @pytest.mark.parametrize(("hours", "phase"), [(3, "Ended"), (-3, "Pending")])
