@@ -142,10 +142,10 @@ PARTS = [
                                                "gpu.scheduling/hosts": "p,q"}}, "spec": {"schedulingGates": []}},
             identity="controllers"),
     Probe(title="the controllers suspend the Job of a gang", path="/apis/batch/v1/namespaces/doors/jobs/training",
-            body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": {"suspend": True}},
+            body={"metadata": {"labels": {"gpu.scheduling/suspended": "u"}}, "spec": {"suspend": True}},
             content_type=MERGE, identity="controllers"),
     *(Probe(title=f"the controllers stop the {kind} of a gang", path=path, content_type=MERGE, identity="controllers",
-            body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": switch})
+            body={"metadata": {"labels": {"gpu.scheduling/suspended": "u"}}, "spec": switch})
       for kind, path, switch in (
           ("Workload", WORKLOAD, {"active": False}),
           ("PyTorchJob", PYTORCH, {"runPolicy": {"suspend": True}}),
