@@ -148,6 +148,7 @@ class Part:
         ("Part.work", "secrets", "create"),
         ("Part.work", "gpuclaims.gpu.scheduling", "create"),
         ("Suspendable(jobs)", "jobs.batch", "get"),
+        ("Suspendable(jobs)", "jobs.batch", "list"),
         ("Suspendable(jobs)", "jobs.batch", "patch"),
         ("statefulsets", "statefulsets.apps", "get"),
     }

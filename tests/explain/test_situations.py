@@ -550,7 +550,7 @@ def test_explain_names_the_cause_and_something_that_helps(told: ExpectedAnswer) 
 def test_every_reason_has_a_situation() -> None:
     """Whatever filter may say of a node, and whatever kube-scheduler says that explain recomputes, is told above."""
     told = {word for one in SITUATIONS.values() for word in one.words} | RESERVED.keys() | WAITING.keys()
-    told |= {names.REJECT_REFUSED, names.REJECT_RESTORED}  # the extender alone remembers these, for a while
+    told |= {names.REJECT_REFUSED, names.REJECT_RESTORED, names.REJECT_ELSEWHERE}  # told by the extender alone
     ours = {value for key, value in vars(names).items() if key.startswith("REJECT_")}
     ours |= {reason.value for reason in Reason} - {Reason.REQUIRED.value, Reason.TOO_FEW_GPUS.value}
     theirs = {host_fit.NOT_READY, host_fit.CORDONED, host_fit.TAINTED, host_fit.SELECTOR, host_fit.AFFINITY}

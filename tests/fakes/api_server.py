@@ -253,8 +253,8 @@ def _describe(method: str, path: str, query: dict[str, str]) -> str:
 
 
 def _is_selected(labels: dict[str, str], selector: str) -> bool:
-    key, _, value = selector.partition("=")
-    return key in labels and (not value or labels[key] == value)
+    wanted = (one.partition("=") for one in selector.split(","))
+    return all(key in labels and value in ("", labels[key]) for key, _, value in wanted)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -96,7 +96,7 @@ def test_names_and_namespaces_follow_from_the_tenant() -> None:
         ),
         (
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {to_networks: [10.0.0.1/8]}\n",
-            "network.to_networks[0] is '10.0.0.1/8': must be a quantity such as 8",
+            "network.to_networks[0] is '10.0.0.1/8': must be in another form",
         ),
         (
             "      - {flavors: [{flavor: h100, quota: {gpu: 8}}]}\n    network: {from_networks: [fe80::1%eth0/128]}\n",

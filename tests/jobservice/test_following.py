@@ -149,7 +149,7 @@ async def test_logs_are_of_the_jobs_own_pods(following: Following) -> None:
     with pytest.raises(NoPods, match="job tune has no pods now: it is pending"):
         await read(None)
     for name, created in (("tune-old", "2026-01-01"), ("tune-b", "2026-01-02"), ("tune-a", "2026-01-02")):
-        metadata = {"creationTimestamp": created}
+        metadata = {"creationTimestamp": created, "labels": {job_names.JOB_ID: record.id}}
         following.server.put(f"{PODS}/{name}", {"kind": "Pod", "metadata": metadata})
         following.server.objects[f"{PODS}/{name}/log"] = {"metadata": {}, "of": name}
 
