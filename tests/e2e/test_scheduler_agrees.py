@@ -99,7 +99,7 @@ class Worlds:
 
     def _remove(self, worlds: Sequence[RandomWorld]) -> None:
         wait_until(self._are_running, what="bound pods to run", timeout_seconds=PATIENCE_SECONDS)
-        wait_until(self._are_pods_deleted, what="pods to be deleted", timeout_seconds=PATIENCE_SECONDS)
+        self.api.request_all(AdminRequest("DELETE", f"{paths.pods(team)}?gracePeriodSeconds=1") for team in TEAMS)
         for path in (paths.gpugangs(HOME), paths.gpuclaims(HOME), paths.core("persistentvolumeclaims", namespace=HOME)):
             self.api.request("DELETE", path)
         wait_until(self._is_empty, what="pods and Leases to be gone", timeout_seconds=PATIENCE_SECONDS)
@@ -122,12 +122,6 @@ class Worlds:
         """Only of a pod whose containers have begun does kwok tell that they have ended."""
         pods = [pod for team in TEAMS for pod in self.api.get(paths.pods(team))["items"]]
         return all(pod["status"]["phase"] == "Running" for pod in pods if pod["spec"].get("nodeName"))
-
-    def _are_pods_deleted(self) -> bool:
-        """Asked once more where the API server gave up after a minute, with some of them deleted."""
-        for team in TEAMS:
-            self.api.request("DELETE", f"{paths.pods(team)}?gracePeriodSeconds=1")
-        return True
 
     def _is_empty(self) -> bool:
         leases = self.api.get(paths.leases(names.SYSTEM_NAMESPACE))["items"]
