@@ -36,19 +36,23 @@ async def test_gangs_of_one_name_that_are_deleted_in_turn_leave_no_job_suspended
         await settled(running, lambda: made.server.objects[job]["spec"]["suspend"] is False)
 
 
+async def suspend_job(made: GangHarness, folder: Path) -> None:
+    """Let a term suspend the Job of a gang for an hour, and end."""
+    made.server.put(f"{JOBS}/job", JOB)
+    made.add_gang("g", 2, waitForPodsReady={**QUICK, "requeuingStrategy": {"backoffBaseSeconds": 3600}})
+    add_owned(made, range(2))
+    async with term(made, folder) as running:
+        await settled(running, lambda: is_let_go(made, "g"))
+        await settled(running, lambda: made.server.objects[f"{JOBS}/job"]["spec"].get("suspend"), seconds=20)
+
+
 @pytest.mark.parametrize("lost", ["gang", "remade", "status"])
 async def test_what_was_suspended_for_a_gang_that_went_while_nobody_led_is_resumed(tmp_path: Path, lost: str) -> None:
     """The list of suspended owners goes with the gang, or with its status; the owners say it themselves."""
-    slow = {**QUICK, "requeuingStrategy": {"backoffBaseSeconds": 3600}}
     users = {**JOB, "metadata": {"name": "users", "uid": "users-uid"}, "spec": {"suspend": True}}
     async with cluster() as made:
-        made.server.put(f"{JOBS}/job", JOB)
         made.server.put(f"{JOBS}/users", users)
-        made.add_gang("g", 2, waitForPodsReady=slow)
-        add_owned(made, range(2))
-        async with term(made, tmp_path) as running:
-            await settled(running, lambda: is_let_go(made, "g"))
-            await settled(running, lambda: made.server.objects[f"{JOBS}/job"]["spec"].get("suspend"), seconds=20)
+        await suspend_job(made, tmp_path)
         for number in range(2):
             made.delete(f"g-{number}")
         gang = made.server.remove(f"{GANGS}/g")
@@ -65,14 +69,8 @@ async def test_what_was_suspended_for_a_gang_that_went_while_nobody_led_is_resum
 
 async def test_what_is_suspended_for_a_gang_that_lists_it_stays_suspended(tmp_path: Path) -> None:
     """A new leader looks at it, and leaves it for the end of the gang's pause."""
-    slow = {**QUICK, "requeuingStrategy": {"backoffBaseSeconds": 3600}}
     async with cluster() as made:
-        made.server.put(f"{JOBS}/job", JOB)
-        made.add_gang("g", 2, waitForPodsReady=slow)
-        add_owned(made, range(2))
-        async with term(made, tmp_path) as running:
-            await settled(running, lambda: is_let_go(made, "g"))
-            await settled(running, lambda: made.server.objects[f"{JOBS}/job"]["spec"].get("suspend"), seconds=20)
+        await suspend_job(made, tmp_path)
         looked = made.server.count("jobs?")
         async with term(made, tmp_path) as running:
             await settled(running, lambda: made.server.count("jobs?") > looked)
