@@ -4,8 +4,15 @@ Pure; samples are in seconds.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+REQUESTS = "apiserver_request_total{"
+RARE = 0.05
+"""Kinds of requests that fewer pods than this share cause are not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +57,22 @@ def spread(samples_seconds: Sequence[float]) -> str:
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms (n={len(samples_seconds)})"
 
 
+def read_requests(page: str) -> dict[str, float]:
+    """Read the API server's metrics into the number of answered requests by kind, like "PATCH pods/status". Watches,
+    which count when they end, are left out."""
+    counted = "\n".join(line for line in page.splitlines() if line.startswith(REQUESTS))
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(counted + "\n"):
+        for sample in family.samples:
+            kind = "/".join(filter(None, (sample.labels["resource"], sample.labels["subresource"])))
+            if sample.labels["verb"] != "WATCH" and sample.labels["resource"]:
+                found[f"{sample.labels['verb']} {kind}"] += sample.value
+    return dict(found)
+
+
 def read_calls(text: str) -> dict[str, list[float]]:
-    """Read the timing proxy's log, `verb seconds` per line, into the seconds of each verb; ignore an incomplete last
-    line."""
+    """Read a log of `name seconds` per line, such as the timing proxy's, into the seconds of each name; ignore an
+    incomplete last line."""
     calls: dict[str, list[float]] = {}
     for line in text.splitlines(keepends=True):
         verb, _, seconds = line.partition(" ")
@@ -71,6 +91,12 @@ def per_pod(before: Mapping[str, float], after: Mapping[str, float], pods: int) 
     """Return the milliseconds of CPU per pod of every process that is in both readings, the largest first."""
     used = {name: 1000 * (after[name] - before[name]) / pods for name in after if name in before}
     return dict(sorted(used.items(), key=lambda entry: -entry[1]))
+
+
+def each_pod(before: Mapping[str, float], after: Mapping[str, float], pods: int) -> dict[str, float]:
+    """Return the requests per pod between two readings by kind, the most frequent first, without rare ones."""
+    asked = {kind: (count - before.get(kind, 0.0)) / pods for kind, count in after.items()}
+    return {kind: per for kind, per in sorted(asked.items(), key=lambda entry: -entry[1]) if per >= RARE}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 """Time of a gang from its last pod's creation to its last bind: `python -m bench.gang_admission`.
 
-Uses a real control plane and all of Atoll, as in `bench.whole_path`. Gangs and as many single pods of the same claim
+Uses a real control plane and all of Atoll, as in `bench.scale`. Gangs and as many single pods of the same claim
 take turns on one cluster; the ratio is the cost of starting together: the decision, every Lease before the first gate,
 and two more writes per member. The controllers create the GpuGang meanwhile, from the size on the pods. Exits 1 if
 something was not bound in time.

@@ -52,6 +52,17 @@ UNLIMITED = JobServiceSettings.model_validate(
 )
 
 
+def record_ended(database: Database, count: int) -> None:
+    """Record jobs that have ended."""
+    for first in range(0, count, BATCH):
+        numbers = range(first, min(first + BATCH, count))
+        with Session(database._engine) as session, session.begin():
+            for number in numbers:
+                record, _ = create_job(session, new_job(f"old-{number}"), NOW, job_id=str(uuid4()))
+                record.state, record.ended_at, record.actual_micros = "succeeded", NOW, 0
+                record.cluster_id = CLUSTERS[number % len(CLUSTERS)]
+
+
 @dataclass
 class JobLoad:
     """One database under load, and what was measured."""
@@ -75,16 +86,6 @@ class JobLoad:
 
     def _count(self, *_told: object) -> None:
         self.statements += 1
-
-    def record_ended(self, count: int) -> None:
-        """Record jobs that have ended."""
-        for first in range(0, count, BATCH):
-            numbers = range(first, min(first + BATCH, count))
-            with Session(self.database._engine) as session, session.begin():
-                for number in numbers:
-                    record, _ = create_job(session, new_job(f"old-{number}"), NOW, job_id=str(uuid4()))
-                    record.state, record.ended_at = "succeeded", NOW
-                    record.cluster_id = CLUSTERS[number % len(CLUSTERS)]
 
     async def time(self, name: str, calls: Iterable[Callable[[], Awaitable[bool]]], *, at_once: int = 1) -> None:
         """Carry out calls and note their times, and the statements of each."""
@@ -166,7 +167,7 @@ async def measure(url: str, jobs: int, active: int) -> dict[str, float]:
     database = opened(url)
     async with JobService.of(database, settings=UNLIMITED) as service:
         load = JobLoad(database, service)
-        load.record_ended(jobs - active)
+        record_ended(database, jobs - active)
         submissions = (load.submission(number, CLUSTERS[number % len(CLUSTERS)]) for number in range(active))
         await load.time("submit", submissions, at_once=AT_ONCE)
         for name in ("create", "admit", "follow"):

@@ -47,7 +47,10 @@ class Journal:
         """Time at which the pod could no longer use its GPUs: terminal, or deleted without a bind."""
         self.freed_at: dict[str, float] = {}
         """Time at which the pod's last Lease was deleted."""
-        self.leases: set[str] = set()
+        self.leases: dict[str, str] = {}
+        """The Leases of GPUs, with the names of the pods that hold them."""
+        self.nodes: dict[str, str] = {}
+        """The node of each pod that was bound."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -104,6 +107,7 @@ class Journal:
         with self._changed:
             if pod.spec.node_name:
                 self.bound_at.setdefault(name, now)
+                self.nodes[name] = pod.spec.node_name
             if pods.is_terminal(pod) or (change.kind is ChangeKind.DELETED and not pod.spec.node_name):
                 self.ended_at.setdefault(name, now)
             if is_rejected(pod):
@@ -118,10 +122,11 @@ class Journal:
         lease: Lease = change.object
         if not lease.metadata.name.startswith("gpu-"):
             return
+        holder = lease.spec.holder_identity.split("/")[1]
         with self._changed:
             if change.kind is ChangeKind.DELETED:
-                self.leases.discard(lease.metadata.name)
-                self.freed_at[lease.spec.holder_identity.split("/")[1]] = time.monotonic()
+                self.leases.pop(lease.metadata.name, None)
+                self.freed_at[holder] = time.monotonic()
             else:
-                self.leases.add(lease.metadata.name)
+                self.leases[lease.metadata.name] = holder
             self._changed.notify_all()

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from bench.stand import GPUS, NAMESPACE, Stand, open_stand
 from devcluster.errors import DevclusterError
 
 WAIT_SECONDS = 900.0
-REVIVE_SECONDS = 10.0
 SETTLE_SECONDS = 20.0
 """Time for wake-ups, claim status and the last back-offs of filling to end."""
 HEARTBEAT_SECONDS = 60.0
@@ -68,19 +67,6 @@ def asked(lines: Iterable[str]) -> Counter[tuple[str, str]]:
     return found
 
 
-def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
-    """Wait, and restart processes that lost leadership on a busy machine and exited. Raises TooSlow."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            return stand.journal.wait(question, what, REVIVE_SECONDS)
-        except TooSlow:
-            if time.monotonic() > deadline:
-                raise
-        for name in stand.revive():
-            _say(f"{name} had ended, and was started again")
-
-
 def fill(stand: Stand, nodes: int, pending: int, *, is_planted: bool = False) -> list[Row]:
     """Hold every GPU, bound by Atoll or planted, then create waiting pods. Raises TooSlow."""
     journal = stand.journal
@@ -90,12 +76,12 @@ def fill(stand: Stand, nodes: int, pending: int, *, is_planted: bool = False) ->
     holders = stand.create(nodes, gpus=GPUS)
     if is_planted:
         plant(stand.cluster.kubeconfig, NAMESPACE, holders)
-        stand.installation.start_scheduler()
-    wait(stand, lambda: len(journal.bound_at) >= len(holders), f"the binding of {nodes} pods")
-    wait(stand, lambda: len(journal.leases) >= nodes * GPUS, f"{nodes * GPUS} Leases")
+        stand.start_scheduler()
+    stand.wait(lambda: len(journal.bound_at) >= len(holders), f"the binding of {nodes} pods", WAIT_SECONDS)
+    stand.wait(lambda: len(journal.leases) >= nodes * GPUS, f"{nodes * GPUS} Leases", WAIT_SECONDS)
     held = time.monotonic()
     waiters = stand.create(pending)
-    wait(stand, lambda: journal.rejected.issuperset(waiters), f"the rejection of {pending} pods")
+    stand.wait(lambda: journal.rejected.issuperset(waiters), f"the rejection of {pending} pods", WAIT_SECONDS)
     way = "created and planted, not bound by Atoll" if is_planted else "created"
     return [
         Row("to hold everything", f"{held - started:.0f} s", f"{nodes} pods of {GPUS} GPUs {way}, to the last Lease"),
@@ -190,7 +176,7 @@ def restart(stand: Stand) -> list[Row]:
             Row(f"restart, {name}", shown, "SIGKILL, start, until ready; asked by a process of its own each time")
         )
         if name == "controllers":
-            wait(stand, lambda: _leader(stand) != leader, "the next leader of the controllers")
+            stand.wait(lambda: _leader(stand) != leader, "the next leader of the controllers", WAIT_SECONDS)
             told = "since the start; a killed leader's Lease runs out after 15 s"
             rows.append(Row("restart, controllers lead", f"{time.monotonic() - began:.1f} s", told))
     return rows
@@ -202,7 +188,7 @@ def move_on(stand: Stand) -> list[Row]:
     holder = next(pod for pod in sorted(journal.bound_at))
     bound = len(journal.bound_at)
     stand.delete([holder])
-    wait(stand, lambda: len(journal.bound_at) >= bound + GPUS, f"{GPUS} waiting pods in freed GPUs")
+    stand.wait(lambda: len(journal.bound_at) >= bound + GPUS, f"{GPUS} waiting pods in freed GPUs", WAIT_SECONDS)
     last = max(journal.bound_at.values())
     since = last - journal.ended_at[holder]
     return [Row(f"{GPUS} waiting pods bound", f"{since:.1f} s", "since the holder was seen to end, after the restarts")]

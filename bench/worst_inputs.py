@@ -15,23 +15,22 @@ from typing import Any, Final
 
 import orjson
 
-from agent.kubelet import PodListReader
+from agent.kubelet import CHUNK_BYTES_MAX, PodListReader
 from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.cluster.host_fit import excluded_nodes
-from atoll.cluster.objects import Node, decode_node, decode_pod
+from atoll.cluster.objects import Affinity, Node, decode_node, decode_pod
 from atoll.kube.watch_events import parse_event
 from atoll.service.collector import without_collector
 from tests.builders import claim_json, make_claim, pod_json
-from tests.worst_inputs import ANTI, LABELS, PODS, TERM, large_pod, many
+from tests.worst_inputs import LABELS, PODS, REQUIRED, TERM, large_pod, many
+from webhook.app import TOO_LARGE
 from webhook.mutation import mutate
 from webhook.requests import Defaults
 from webhook.review import decode_review, encode_answer
 
 STEP_MILLISECONDS_MAX: Final = 20.0
 NODES, PODS_PER_NODE = 400, 4
-CHUNK_BYTES: Final = 256 * 1024
-"""What one read of a connection gives at most."""
 
 Step = Callable[[], object]
 
@@ -55,6 +54,8 @@ def reviewed(raw: bytes) -> Step:
 
     def answer() -> bytes:
         review = decode_review(body)
+        if review.is_too_large:
+            return encode_answer(review.uid, TOO_LARGE)
         pod = review.pod()
         claim = make_claim() if names.CLAIM in pod.annotations else None
         decision = mutate(pod, namespace="team", user=review.user, claim=claim, defaults=Defaults())
@@ -68,7 +69,9 @@ def compared() -> Step:
     terms = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": many(32, TERM)}}
     tolerations = [{"key": f"k{number}", "operator": "Exists"} for number in range(64)]
     pod = decode_pod(large_pod({"spec": {"affinity": terms, "tolerations": tolerations}}, gpus=1))
-    other = decode_pod(large_pod({"spec": {"affinity": ANTI, "nodeName": "n"}, "status": {"phase": "Running"}}))
+    crowd = {"podAntiAffinity": {REQUIRED: many(2_000, TERM)}}  # more of them count as none
+    other = decode_pod(large_pod({"spec": {"affinity": crowd, "nodeName": "n"}, "status": {"phase": "Running"}}))
+    assert other.spec.affinity != Affinity()
     nodes = [_node(f"n{number}") for number in range(NODES)]
     running = {node.metadata.name: [other] * PODS_PER_NODE for node in nodes}
     return lambda: excluded_nodes(pod, nodes, running)
@@ -82,7 +85,7 @@ def _node(name: str) -> Node:
 
 def listed(raw: bytes) -> Step:
     """Return the step that reads one chunk of a kubelet's list."""
-    chunk = (b'{"kind":"PodList","items":[' + raw)[:CHUNK_BYTES]
+    chunk = (b'{"kind":"PodList","items":[' + raw)[:CHUNK_BYTES_MAX]
     return lambda: PodListReader().feed(chunk)
 
 

@@ -22,6 +22,7 @@ from atoll.service.tls import TlsFiles, server_context
 from extender.app import ExtenderParts, build_app, build_health_app
 from extender.binder import Binder, BinderSettings
 from extender.settings import ExtenderSettings
+from extender.warm_up import warm_up
 
 log = structlog.get_logger(__name__)
 
@@ -71,15 +72,16 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
         if values.health_port:
             servers["health"] = serve(build_health_app(parts), values.health_host, values.health_port)
         try:
-            await supervise(mirror=_follow(mirror), **servers)
+            await supervise(mirror=_follow(mirror, clock), **servers)
         finally:
             await binder.drain()
 
 
-async def _follow(mirror: ClusterMirror) -> None:
+async def _follow(mirror: ClusterMirror, clock: SystemClock) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(mirror.run())
         await mirror.synced()
+        await warm_up(mirror.ledger, clock)
         freeze_garbage()
         ledger = mirror.ledger
         log.info("Built the ledger", nodes=len(ledger.nodes), leases=len(ledger.leases), pods=len(ledger.pods))

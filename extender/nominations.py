@@ -30,7 +30,7 @@ class Nominations:
         self._ledger = ledger
         self._clock = clock
         self._request_of = request_of
-        self._nominated: dict[str, str] = {}
+        self._nominated: dict[str, Pod] = {}
         self._kept: dict[str, SoftReservation] = {}
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
@@ -41,7 +41,7 @@ class Nominations:
         uid = pod.metadata.uid
         node = _nominated_node(pod) if change.kind is not ChangeKind.DELETED and uid in self._ledger.pods else ""
         if node:
-            self._nominated[uid] = node
+            self._nominated[uid] = pod
             self._keep(pod, node)
         elif self._nominated.pop(uid, None):
             self._kept.pop(uid, None)
@@ -50,10 +50,9 @@ class Nominations:
 
     def _look_again(self, ending_on: str) -> None:
         """A pod of this node ends: what is to be kept there may only show now."""
-        for uid, node in self._nominated.items():
-            waiting = self._ledger.pods.get(uid)
-            if node == ending_on and waiting is not None:
-                self._keep(waiting, node)
+        for pod in self._nominated.values():
+            if pod.status.nominated_node_name == ending_on:
+                self._keep(pod, ending_on)
 
     def _keep(self, pod: Pod, node: str) -> None:
         uid = pod.metadata.uid

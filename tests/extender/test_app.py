@@ -1,7 +1,7 @@
 """The extender over HTTP: 503 while it is not ready, 400 for invalid requests, 200 for every decision."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from io import BytesIO
 from types import SimpleNamespace
@@ -14,17 +14,22 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim
+from atoll.cluster.host_cpu import ASKS_MIN
+from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Pod
-from atoll.kube.mirror import ClusterMirror, Listener
+from atoll.cluster.objects import Lease, LeaseSpec, Metadata, Pod, decode_pod
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import ClusterMirror, Listener, WatchedKind
 from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app, build_health_app
 from extender.beyond_sample import SPARE_SECONDS, SPARE_UNKNOWN_SECONDS
-from extender.binder import Binder
+from extender.binder import Binder, CompletedBind
+from extender.node_backoff import REFUSALS_MAX
 from extender.pending_releases import HOLD_SECONDS
 from extender.wire import BindCall
-from tests.builders import make_allocation, make_pod, make_report, pod_json
+from tests.builders import make_allocation, make_lease, make_pod, make_report, pod_json
 from tests.explain.situations import make_node
+from tests.extender.test_pending_releases import ended
 from tests.fakes.clock import ManualClock, until
 
 
@@ -38,7 +43,12 @@ class FakeMirror:
     listeners: list[Listener] = field(default_factory=list)
     nodes: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
     pods: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(store={}))
+    leases: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(synced=asyncio.Event()))
     restores_count: int = 0
+    relists_count: int = 0
+
+    def relist(self) -> None:
+        self.relists_count += 1
 
     def on_change(self, listener: Listener) -> None:
         self.listeners.append(listener)
@@ -60,6 +70,7 @@ class FakeBinder:
     answer: str = ""
     calls: list[BindCall] = field(default_factory=list)
     failed: frozenset[str] = frozenset()
+    observer: Callable[[CompletedBind], None] = print
 
     async def bind(self, call: BindCall) -> str:
         self.calls.append(call)
@@ -77,6 +88,13 @@ class Extender:
     mirror: FakeMirror
     binder: FakeBinder
     clock: ManualClock
+
+    def hear(self, kind: WatchedKind, change: Change[Any]) -> None:
+        """Let every listener hear of a change, which the ledger has taken before."""
+        if kind is WatchedKind.POD:
+            self.mirror.ledger.put_pod(change.object)
+        for listener in self.mirror.listeners:
+            listener(kind, change)
 
     async def call(self, verb: str, body: object) -> Any:
         """Post a call that must be answered; time passes where the extender waits for it."""
@@ -257,6 +275,74 @@ async def test_prioritize_in_the_bytes_of_kube_scheduler(extender: Extender) -> 
     assert await post("prioritize", pod, ["n1", "n2"]) == [{"Host": "n1", "Score": 10}]
 
 
+async def test_a_node_whose_kubelet_refuses_an_owners_pods_is_left_out_for_it(extender: Extender) -> None:
+    """The extender learns it from the changes of pods; pods of others go on."""
+    owner = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "uid-of-j", "controller": True}]
+
+    def owned(name: str, **options: Any) -> dict[str, Any]:
+        body = pod_json(name, **options)
+        return {**body, "metadata": {**body["metadata"], "ownerReferences": owner}}
+
+    for number in range(REFUSALS_MAX):
+        old, new = (
+            decode_pod(orjson.dumps({**owned(f"f{number}", node="n1"), "status": status}))
+            for status in ({"phase": "Pending"}, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
+        )
+        extender.hear(WatchedKind.POD, Change(ChangeKind.MODIFIED, new, old=old))
+
+    assert (await extender.call("filter", {**arguments(), "Pod": owned("next")}))["NodeNames"] == ["n2"]
+    assert (await extender.call("filter", arguments("other")))["NodeNames"] == ["n1", "n2"]
+
+
+async def test_a_node_to_which_kube_scheduler_has_nominated_a_pod_keeps_its_gpus_for_it(extender: Extender) -> None:
+    """The extender learns it from the changes of pods; a pod of lower priority gets none of them."""
+    body = pod_json("high", gpus=4, priority=5)
+    high = decode_pod(orjson.dumps({**body, "status": {"phase": "Pending", "nominatedNodeName": "n1"}}))
+    extender.hear(WatchedKind.POD, Change(ChangeKind.MODIFIED, high, old=high))
+
+    assert (await extender.call("filter", arguments("low")))["NodeNames"] == ["n2"]
+
+
+async def test_a_pod_waits_a_moment_for_the_leases_of_one_that_has_ended(extender: Extender) -> None:
+    """The extender learns of both from changes: of the end, and of the Leases that go."""
+    for node in ("n1", "n2"):
+        whole = make_pod(node, gpus=4, node=node, allocation=make_allocation(node, 0, 1, 2, 3), phase="Running")
+        extender.hear(WatchedKind.POD, Change(ChangeKind.ADDED, whole))
+    leases = [make_lease("n1", number, holder=Holder("team", "n1", "uid-of-n1")) for number in range(4)]
+    for lease in leases:
+        extender.mirror.ledger.put_lease(lease)
+    last = ended(extender.mirror.ledger.pods["uid-of-n1"])
+    extender.hear(WatchedKind.POD, Change(ChangeKind.MODIFIED, last))
+
+    asked = asyncio.ensure_future(extender.http.post("/filter", json=arguments(gpus=4)))
+    await until(lambda: extender.clock.sleepers)
+    for lease in leases:
+        extender.mirror.ledger.drop_lease(lease.metadata.name)
+        extender.hear(WatchedKind.LEASE, Change(ChangeKind.DELETED, lease))
+
+    await extender.clock.advance(HOLD_SECONDS)
+    assert (await (await asked).json())["NodeNames"] == ["n1"]
+
+
+async def test_cpu_that_other_gpus_need_is_left_to_them(extender: Extender) -> None:
+    """The extender learns from the changes of nodes and pods how much there is, and what pods ask for beside GPUs."""
+    for name, cpu in (("n1", 16), ("n2", 64)):
+        extender.hear(WatchedKind.NODE, Change(ChangeKind.ADDED, make_node(name, gpus=4, cpu=cpu)))
+    for number in range(ASKS_MIN):
+        extender.hear(WatchedKind.POD, Change(ChangeKind.ADDED, make_pod(f"p{number}", overhead={"cpu": "8"})))
+    heavy = {**arguments(), "Pod": pod_json("heavy", overhead={"cpu": "16"})}
+
+    assert await extender.call("prioritize", heavy) == [{"Host": "n2", "Score": 10}]
+
+
+async def test_everything_is_read_anew_for_another_leader_of_kube_scheduler(extender: Extender) -> None:
+    """The extender learns it from the changes of Leases."""
+    for holder, count in (("a", 0), ("a", 0), ("b", 1)):
+        lease = Lease(Metadata(names.SCHEDULER_LEADER_LEASE), LeaseSpec(holder_identity=holder))
+        extender.hear(WatchedKind.LEASE, Change(ChangeKind.MODIFIED, lease))
+        assert extender.mirror.relists_count == count
+
+
 async def test_preempt_without_candidates_is_an_empty_map(extender: Extender) -> None:
     """Nothing possible is an answer, not an error."""
     body = {"Pod": pod_json(gpus=4), "NodeNameToVictims": None, "NodeNameToMetaVictims": None}
@@ -355,6 +441,7 @@ async def test_calls_and_decisions_are_counted(extender: Extender) -> None:
     await extender.http.post("/filter", data=b"{")
     extender.mirror.reason = "not listed yet"
     await extender.http.post("/bind", json={})
+    extender.binder.observer(CompletedBind("packed", 0.5, 7.0))
 
     page = await (await extender.http.get("/metrics")).text()
     for line in (
@@ -365,6 +452,8 @@ async def test_calls_and_decisions_are_counted(extender: Extender) -> None:
         'atoll_extender_calls_total{code="503",verb="bind"} 1.0',
         'atoll_extender_binds_total{outcome="failed"} 0.0',
         'atoll_extender_placement_quality_count{policy="island"} 0.0',
+        'atoll_extender_placement_quality_sum{policy="packed"} 0.5',
+        "atoll_extender_pod_wait_seconds_sum 7.0",
         "atoll_extender_ready 0.0",
     ):
         assert line in page

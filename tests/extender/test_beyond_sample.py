@@ -52,9 +52,7 @@ async def filtered(extender: Extender, pod: dict[str, Any], *offered: str) -> tu
 def run_on(extender: Extender, node: str, *ids: int, name: str = "x", **options: Any) -> None:
     """Let every listener hear of a pod that runs on a node."""
     pod = make_pod(name, uid=name, gpus=len(ids), node=node, allocation=make_allocation(node, *ids), **options)
-    extender.mirror.ledger.put_pod(pod)
-    for listener in extender.mirror.listeners:
-        listener(WatchedKind.POD, Change(ChangeKind.ADDED, pod))
+    extender.hear(WatchedKind.POD, Change(ChangeKind.ADDED, pod))
 
 
 async def test_first_attempt_without_the_preferred_model_is_refused_once(extender: Extender) -> None:
@@ -91,8 +89,8 @@ async def test_complete_offer_is_never_refused_for_better(extender: Extender) ->
 
 async def test_cpu_of_pods_without_gpus_counts(extender: Extender) -> None:
     """A node whose CPU others have is no better one."""
-    run_on(extender, "n2", overhead={"cpu": "300"}, name="plain")
-    assert await filtered(extender, asking(overhead={"cpu": "200"}), "n1") == (["n1"], {})
+    run_on(extender, "n2", overhead={"cpu": "40"}, name="plain")
+    assert await filtered(extender, asking(overhead={"cpu": "30"}), "n1") == (["n1"], {})
 
 
 async def test_sample_without_room_names_the_node_that_has_it(extender: Extender) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import ContainerState, ContainerStatus, Pod, PodStatus
+from atoll.cluster.objects import ContainerState, ContainerStatus, Pod, PodStatus, Terminated
 from atoll.cluster.pods import holder_of
 from atoll.cluster.requests import Rejection, request_of
 from atoll.kube.cache import Change, ChangeKind
@@ -21,7 +21,7 @@ NODES = ("n1", "n2")
 
 def ended(pod: Pod) -> Pod:
     """Return the pod as kubelet leaves it: terminal, its container terminated."""
-    statuses = (ContainerStatus("main", ContainerState(terminated={})),)
+    statuses = (ContainerStatus("main", ContainerState(terminated=Terminated())),)
     status = PodStatus(phase="Succeeded", container_statuses=statuses)
     return Pod(pod.metadata, pod.spec, status)
 

@@ -5,7 +5,7 @@ import pytest
 
 from atoll.api import names
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import ContainerState, ContainerStatus, OwnerReference, Pod, PodStatus
+from atoll.cluster.objects import ContainerState, ContainerStatus, OwnerReference, Pod, PodStatus, Present, Terminated
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.mirror import WatchedKind
 from extender.node_backoff import (
@@ -23,7 +23,7 @@ from tests.extender.test_verdicts import ask, judge
 from tests.fakes.clock import ManualClock
 
 REFUSED = PodStatus(phase="Failed", reason="UnexpectedAdmissionError")
-BEGUN = (ContainerStatus("main", ContainerState(terminated={})),)
+BEGUN = (ContainerStatus("main", ContainerState(terminated=Terminated())),)
 
 
 def owned(name: str, *, owner: str = "a-job", node: str = "", status: PodStatus | None = None) -> Pod:
@@ -59,7 +59,7 @@ async def test_third_refusal_puts_the_node_last_for_that_owner_alone() -> None:
     assert refusals.nodes(owned("next")) == frozenset()
 
 
-RUNNING = PodStatus(phase="Running", container_statuses=(ContainerStatus("main", ContainerState(running={})),))
+RUNNING = PodStatus(phase="Running", container_statuses=(ContainerStatus("main", ContainerState(running=Present())),))
 
 
 async def test_an_owner_whose_pods_are_refused_in_a_row_waits_twice_as_long_each_time() -> None:

@@ -19,6 +19,10 @@ profiles:
   - schedulerName: default-scheduler
   {{- end }}
   - schedulerName: gpu-scheduler
+    {{- with $part.gpuPercentageOfNodesToScore }}
+    # A pod with GPUs gets the best of so many percent of the nodes, not of a sample that shrinks as the cluster grows.
+    percentageOfNodesToScore: {{ . }}
+    {{- end }}
 # One replica leads at a time, and asks only the extender in its own pod.
 leaderElection:
   leaderElect: true
