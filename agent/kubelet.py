@@ -12,6 +12,7 @@ the cluster's own CA unless another one is given. Where the cluster does not sig
 settings say that an unverified kubelet may get the token.
 """
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -22,10 +23,13 @@ import structlog
 
 from agent.evidence import KubeletReading
 from agent.list_items import ItemSplitter, ListTooLarge
+from atoll.api.depth import at_any_depth
 from atoll.cluster.pods import ENDED_BY_KUBELET, TERMINAL_PHASES
 
 ANSWER_BYTES_MAX = 1024 * 1024 * 1024
 """More than 500 pods of the largest size; they are read one by one."""
+CHUNK_BYTES_MAX: Final = 64 * 1024
+"""Read of an answer in one step of the event loop."""
 PROBLEM_BYTES_MAX = 120
 SILENCE_SECONDS = 5.0
 ANSWER_SECONDS_MAX = 60.0
@@ -100,7 +104,7 @@ class _PodList(msgspec.Struct):
 
 
 _decode_head = msgspec.json.Decoder(_PodList).decode
-_decode_pod = msgspec.json.Decoder(_Pod).decode
+_decode_pod = at_any_depth(msgspec.json.Decoder(_Pod).decode)
 _decode_node = msgspec.json.Decoder(_Node).decode
 
 
@@ -243,9 +247,10 @@ class Kubelet:
 
 async def _whole(response: aiohttp.ClientResponse) -> KubeletReading | None:
     reader, size_bytes = PodListReader(), 0
-    async for chunk in response.content.iter_any():
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES_MAX):
         size_bytes += len(chunk)
         if size_bytes > ANSWER_BYTES_MAX:
             raise aiohttp.ClientPayloadError(f"pod list larger than {ANSWER_BYTES_MAX} bytes")
         reader.feed(chunk)
+        await asyncio.sleep(0)  # what has arrived already is read without a pause otherwise
     return reader.reading()

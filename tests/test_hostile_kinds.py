@@ -59,7 +59,10 @@ OBJECTS: dict[WatchedKind, dict[str, Any]] = {
             "podSets": [{"name": "w", "count": 2, "topology": {"mode": "required", "level": LABEL}}],
             "waitForPodsReady": {"enable": True, "timeout": "5m"},
         },
-        "status": {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}], "admission": "a"},
+        "status": {
+            "conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted", "lastTransitionTime": NOW}],
+            "admission": "a",
+        },
     },
     WatchedKind.TOPOLOGY: {
         "metadata": {"name": "t"},

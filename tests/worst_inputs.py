@@ -22,8 +22,10 @@ NUMBERS = {"annotations": {f"n{number}": str(number) for number in range(20_000)
 LONG_NAME = {"annotations": {names.CLAIM: "x" * 250_000}}
 STATUS = {"name": "c", "state": {"running": {"startedAt": "2026-01-31T12:00:00Z"}}}
 OWNER = {"kind": "Job", "name": "o", "uid": "u", "apiVersion": "v"}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+MANAGED = {f"f:{number:x}": {} for number in range(110_000)}
 TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "web"}}}
-ANTI = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": many(12_000, TERM)}}
+ANTI = {"podAntiAffinity": {REQUIRED: many(12_000, TERM)}}
 PODS = {
     "labels": {"metadata": LABELS},
     "annotations like Atoll's": {"metadata": NOTES},
@@ -35,6 +37,9 @@ PODS = {
     "containers": {"spec": {"containers": many(9_000, {"name": "c", "resources": {"requests": {"cpu": "1m"}}})}},
     "ports": {"spec": {"containers": [{"name": "c", "ports": [{"hostPort": port} for port in range(1, 60_000)]}]}},
     "node selector": {"spec": {"nodeSelector": LABELS["labels"]}},
+    "short node selector": {"spec": {"nodeSelector": {f"a{number:x}": "" for number in range(130_000)}}},
+    "empty terms": {"spec": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}] * 490_000}}}}},
+    "managed fields": {"metadata": {"managedFields": [{"manager": "m", "fieldsV1": MANAGED}]}},
     "volumes": {"spec": {"volumes": many(15_000, {"name": "v", "persistentVolumeClaim": {"claimName": "data"}})}},
     "templates of volumes": {"spec": {"volumes": [{"name": "v", "ephemeral": {"metadata": LABELS}}]}},
     "conditions": {"status": {"conditions": many(20_000, {"type": "T", "status": "True", "message": "m" * 20})}},

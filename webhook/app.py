@@ -18,11 +18,16 @@ from webhook.metrics import WebhookMetrics
 from webhook.mutation import is_mirror, mutate
 from webhook.pods import AdmittedPod
 from webhook.requests import ClaimLookup, Defaults, claim_name_of, concerns_atoll
-from webhook.review import BODY_BYTES_MAX, Denial, Mutation, Review, decode_review, encode_answer
+from webhook.review import BODY_BYTES_MAX, OBJECT_BYTES_MAX, Denial, Mutation, Review, decode_review, encode_answer
 
 log = structlog.get_logger(__name__)
 
 MUTATE_PATH: Final = "/mutate"
+TOO_LARGE: Final = Denial(
+    f"a pod or Job that asks Atoll for GPUs has at most {OBJECT_BYTES_MAX} bytes as JSON, with its managed fields; "
+    "move large values to a ConfigMap",
+    400,
+)
 
 
 class ClaimSource(Protocol):
@@ -61,6 +66,8 @@ def webhook_application(*, lookups: Lookups, defaults: Defaults, metrics: Webhoo
 
 async def decide(review: Review, *, lookups: Lookups, defaults: Defaults) -> Mutation | Denial:
     """Answer one review; raises MalformedPod."""
+    if review.is_too_large:
+        return TOO_LARGE
     if review.writes_job:
         return await _decide_job(review, lookups=lookups, defaults=defaults)
     if not review.creates_pod:

@@ -27,6 +27,8 @@ from webhook.variables import inject_variables, refuse_variables, rendezvous_var
 
 CONTAINERS_MAX: Final = 256
 """Containers and init containers of a pod that asks for GPUs: far above real pods, it bounds the patch."""
+ENTRIES_MAX: Final = 4096
+"""Variables, mounts and resources of all its containers together."""
 OTHER_ANNOTATIONS_BYTES_MAX: Final = ANNOTATIONS_BYTES_MAX // 2
 """What a pod that asks for GPUs may bring along, so that bind finds room for the allocation."""
 NODES_GROUP: Final = "system:nodes"
@@ -194,6 +196,13 @@ def _refuse_size(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     if containers > CONTAINERS_MAX:
         return Denial(
             f"the pod has {containers} containers, a pod with GPUs may have {CONTAINERS_MAX}; use several pods", 400
+        )
+    entries = sum(one.entries_count for one in (*pod.spec.containers, *pod.spec.init_containers))
+    if entries > ENTRIES_MAX:
+        return Denial(
+            f"the containers have {entries} variables, mounts and resources together, and those of a pod with GPUs may "
+            f"have {ENTRIES_MAX}; move variables to a ConfigMap",
+            400,
         )
     if pod.spec.ephemeral_containers:
         return Denial("ephemeral containers cannot be part of a new pod; add them with kubectl debug once it runs", 400)

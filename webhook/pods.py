@@ -61,6 +61,12 @@ class AdmittedContainer(WireView, frozen=True):
     restart_policy: str | None = None
     volume_mounts: tuple[VolumeMount, ...] = ()
 
+    @property
+    def entries_count(self) -> int:
+        """Variables, mounts and resources, all of which rules look at."""
+        resources = self.resources or AdmittedResources()
+        return sum(map(len, (self.env or (), self.volume_mounts, resources.limits or (), resources.requests or ())))
+
     def resource_names(self) -> frozenset[str]:
         """Return the names of all resources that stand in its limits or requests, with whatever value."""
         if self.resources is None:
@@ -190,9 +196,10 @@ def placed_containers(pod: AdmittedPod) -> Iterator[PlacedContainer]:
 
 def atoll_resources(pod: AdmittedPod) -> frozenset[str]:
     """Return the names of Atoll's resources that any container mentions."""
-    return frozenset(
-        name
-        for placed in placed_containers(pod)
-        for name in placed.container.resource_names()
-        if name.startswith(RESOURCE_PREFIX)
+    sections = (
+        section
+        for container in (*pod.spec.containers, *pod.spec.init_containers)
+        if container.resources is not None
+        for section in (container.resources.limits, container.resources.requests)
     )
+    return frozenset(name for section in sections for name in section or () if name.startswith(RESOURCE_PREFIX))

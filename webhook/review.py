@@ -9,12 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
+from atoll.api.names import GROUP
 from webhook.errors import MalformedReview
 from webhook.pods import AdmittedPod, decode_pod, decode_template
 
 API_VERSION: Final = "admission.k8s.io/v1"
 BODY_BYTES_MAX: Final = 8 << 20
 """The API server takes objects of up to 3 MiB and sends at most two of them; anything larger is no review."""
+OBJECT_BYTES_MAX: Final = 512 << 10
+"""Of a new pod or Job that asks Atoll for anything: to read a larger one holds up all other reviews."""
 MESSAGE_LENGTH_MAX: Final = 1024
 WARNING_LENGTH_MAX: Final = 240
 """The API server cuts single warnings at 256 characters."""
@@ -59,6 +62,13 @@ class Review(msgspec.Struct, frozen=True, rename="camel"):
         """True for the CREATE and the UPDATE of a Job itself, not of its status."""
         is_job = self.resource == GroupResource(group="batch", resource="jobs") and not self.sub_resource
         return is_job and self.operation in {"CREATE", "UPDATE"}
+
+    @property
+    def is_too_large(self) -> bool:
+        """True for a new pod or Job that names Atoll and is larger than any that asks for GPUs in earnest."""
+        is_new = self.operation == "CREATE" and (self.creates_pod or self.writes_job)
+        raw = bytes(self.object) if is_new else b""
+        return len(raw) > OBJECT_BYTES_MAX and GROUP.encode() in raw
 
     def pod(self) -> AdmittedPod:
         """Decode the object as a pod; raises `MalformedPod`."""

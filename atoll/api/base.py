@@ -4,13 +4,13 @@ Unknown fields are ignored when an object is read, because the API server prunes
 a newer peer may know more fields.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
-from atoll.api.kept import kept_annotations, kept_labels
+from atoll.api.kept import kept_annotations, kept_labels, without_excess
 
 LabelText = Annotated[str, Field(max_length=253)]
 ShortText = Annotated[str, Field(max_length=1024)]
@@ -20,6 +20,12 @@ class Model(BaseModel):
     """Base of every part of a custom resource."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:  # noqa: ANN401
+        """Read an object as pydantic does, without managed fields, which may be too deep for it, and excess."""
+        cut = without_excess(json_data, bytes_max=0) if isinstance(json_data, bytes) else json_data
+        return super().model_validate_json(cut, **options)
 
     def to_json(self) -> dict[str, Any]:
         """Return the wire form: camelCase keys, absent values left out."""

@@ -10,7 +10,7 @@ _LABEL: Final = "must be the key of a label, such as example.com/team"
 _VALUE: Final = "must be the value of a label: at most 63 letters, digits and -_., with a letter or digit at both ends"
 _NAME: Final = "must be letters, digits and -_., with a letter or digit at both ends"
 _SIZE: Final = "must be a size such as 64Gi or 64G"
-_CHOICE: Final = re.compile(r"\^\((?P<words>[A-Za-z.\[\]|]+)\)\$")
+_CHOICE: Final = re.compile(r"\^\((?P<words>[A-Za-z._\[\]|]+)\)\$")
 _FORMS: Final[Mapping[str, str]] = {
     r"^(([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?"
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$": _LABEL,

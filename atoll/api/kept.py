@@ -4,11 +4,15 @@ Pure; used by every model of watched objects while it is decoded. Kubernetes bou
 KiB and its labels only by the size of the object, so a tenant could fill the memory of every part that watches.
 """
 
+import re
 from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Final
 
+import msgspec
+
 from atoll.api import names
+from atoll.api.depth import at_any_depth
 
 LABELS_MAX: Final = 256
 """Labels kept of one object. Selectors may name any of them, so Atoll's and Kueue's come first, then the others in the
@@ -33,6 +37,53 @@ _READ: Final = frozenset(
     (*_KUEUE, *(text for text in vars(names).values() if isinstance(text, str) and "/" in text and text != names.HOSTS))
 )
 _DOMAINS: Final = (f"{names.GROUP}/", f"job.{names.GROUP}/", "kueue.x-k8s.io/")
+
+_EXCESS_BYTES: Final = 128 * 1024
+"""Size as JSON from which on labels are cut before they are decoded; LABELS_MAX of the longest take less."""
+_OWN_LABEL: Final = re.compile(rb'"(?:%s)[^"\\]*":"[^"\\]*"' % "|".join(map(re.escape, _DOMAINS)).encode())
+_FIELD_BYTES: Final = 256 * 1024
+"""Size as JSON from which on a field of a spec counts as empty; the names of 5,000 nodes in a term of affinity are
+smaller."""
+_LISTED: Final = frozenset(
+    ("affinity", "nodeSelector", "overhead", "resources", "selector", "tolerations", "topologySpreadConstraints")
+)
+"""Fields of a spec that may have so many small entries that to decode them takes longest."""
+_NOTHING: Final = msgspec.Raw(b"{}")
+_decode_fields = at_any_depth(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
+
+
+def without_excess(raw: bytes, *, bytes_max: int = _EXCESS_BYTES) -> bytes:
+    """Return an object of more than `bytes_max`, as JSON, without managed fields and most of what is too much to read.
+
+    At least those of its labels stay that `kept_labels` keeps. The API server takes 35,000 of them, and 500,000 terms
+    of affinity: to decode them all would hold an event loop for longer than it may be held.
+    """
+    if len(raw) <= bytes_max:
+        return raw
+    try:
+        fields = _decode_fields(raw)
+        metadata = _decode_fields(fields["metadata"])
+        spec = _decode_fields(fields.get("spec", _NOTHING))
+    except (KeyError, msgspec.DecodeError):
+        return raw  # whoever decodes it says what is wrong
+    metadata.pop("managedFields", None)
+    if "labels" in metadata:
+        metadata["labels"] = msgspec.Raw(_first_labels(bytes(metadata["labels"])))
+    for name in _LISTED & spec.keys():
+        if len(bytes(spec[name])) > _FIELD_BYTES:
+            spec[name] = msgspec.Raw(b"[]") if bytes(spec[name]).startswith(b"[") else _NOTHING
+    fields["metadata"] = msgspec.Raw(msgspec.json.encode(metadata))
+    if "spec" in fields:
+        fields["spec"] = msgspec.Raw(msgspec.json.encode(spec))
+    return msgspec.json.encode(fields)
+
+
+def _first_labels(labels: bytes) -> bytes:
+    first = labels[1 : 1 + labels.rfind(b'","', 0, _EXCESS_BYTES)]
+    if len(labels) <= _EXCESS_BYTES or not first:
+        return labels
+    own = islice((one[0] for one in _OWN_LABEL.finditer(labels)), LABELS_MAX)
+    return b"{" + b",".join((*own, first)) + b"}"
 
 
 def kept_labels(labels: dict[str, str]) -> dict[str, str]:

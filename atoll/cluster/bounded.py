@@ -35,10 +35,12 @@ class _Room:
         self.entries = entries
 
     def first(self, value: Any) -> Any:  # noqa: ANN401 - any field of any object
-        if isinstance(value, msgspec.Struct):
-            return type(value)(*(self.first(getattr(value, name)) for name in value.__struct_fields__))
+        if not value:
+            return value
         if isinstance(value, str):
             return value[:TEXT_MAX]
+        if isinstance(value, msgspec.Struct):
+            return type(value)(*(self.first(getattr(value, name)) for name in value.__struct_fields__))
         if isinstance(value, tuple | list):
             return type(value)(self.first(entry) for entry in takewhile(self._takes, value))
         if isinstance(value, dict):

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.api import names
+from atoll.api.kept import without_excess
+from atoll.cluster.bounded import LARGE_BYTES, first
 from atoll.cluster.labels import selects
-from atoll.cluster.objects import LabelSelector, Metadata, Pod
+from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, Pod
 
 
 class BudgetSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -105,4 +107,12 @@ def violations(victims: Iterable[tuple[str, ...]], allowed: Mapping[str, int]) -
     return broken
 
 
-decode_budget = msgspec.json.Decoder(DisruptionBudget).decode
+_decode_whole_budget = msgspec.json.Decoder(DisruptionBudget).decode
+
+
+def decode_budget(raw: bytes) -> DisruptionBudget:
+    """Read a budget; of a large one only so much that no number of them fills the memory."""
+    budget = _decode_whole_budget(without_excess(raw))
+    if len(raw) <= LARGE_BYTES:
+        return budget
+    return DisruptionBudget(budget.metadata, first(budget.spec, entries_max=ENTRIES_MAX), budget.status)

@@ -154,13 +154,17 @@ class CellIndex:
         self._drop_expired(now_seconds)
         if now_seconds > self._reports.next_silent_seconds:
             self._find_silent(now_seconds)
-        changed, self._changed = self._changed, set()
-        for node in changed:
-            self._renew_cell(node, now_seconds)
+        self.renew(now_seconds, nodes_max=len(self._changed))
         special = self._own_nodes(asking_uid) | self._soft.opens_for(asking_uid, asking_priority)
         special |= self._holds.own_nodes(asking_reservation) if asking_reservation else set()
         own = [node for node in special if node in self._cells]
         return {node: self._cell(node, now_seconds, asking_uid, asking_priority, asking_reservation) for node in own}
+
+    def renew(self, now_seconds: float, *, nodes_max: int) -> bool:
+        """Bring some of the changed nodes up to date in `fleet`; tell whether others are left."""
+        for _ in range(min(nodes_max, len(self._changed))):
+            self._renew_cell(self._changed.pop(), now_seconds)
+        return bool(self._changed)
 
     def _own_nodes(self, uid: str) -> set[str]:
         """Return the nodes on which something is held for the pod that does not bind the pod itself."""

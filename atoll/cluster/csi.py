@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from atoll.cluster.bounded import LARGE_BYTES, first
-from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, NodeSelectorTerm, Requirement, StorageClass
+from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, NodeSelectorTerm, Requirement
 from atoll.cluster.quantities import parse_amount
+from atoll.cluster.storage import StorageClass
 
 
 class VolumeCount(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -28,7 +28,7 @@ def waits_for_node(pod: Pod) -> str:
     """Return the one node that a DaemonSet's pod is made for; empty for any other pod."""
     required = host_fit.required_affinity(pod) if daemon_set_of(pod) else None
     rows = (row for term in (required.node_selector_terms if required is not None else ()) for row in term.match_fields)
-    return next((row.values[0] for row in rows if row.key == NAME and len(row.values) == 1), "")
+    return next((row.values[0] for row in rows if (row.key, row.operator, len(row.values)) == (NAME, "In", 1)), "")
 
 
 def coming_daemons(

@@ -45,6 +45,7 @@ STATES_MAX: Final = 1 << 18
 REQUESTS_MAX: Final = 64
 POORER_MAX: Final = 16
 """Shapes with poorer links that are passed over, before the least key counts without prices."""
+NO_CPU: Final = (UNKNOWN, UNKNOWN)
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -71,8 +72,12 @@ class Fleet:
         self._many_whole: dict[NodeShape, tuple[int, int]] = {}
         self._scarce: set[NodeShape] = set()
         self._weak: Mapping[NodeShape, float] = {}
-        self._cpu_milli: dict[str, tuple[int, int]] = {}
+        self._cpu_cores: dict[str, tuple[int, int]] = {}
+        """Whole free and allocatable cores by node."""
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
+        self._allocatable: Ints = np.full(64, UNKNOWN, dtype=np.int64)
+        self._devices: Ints = np.full(64, -1, dtype=np.int64)
+        """Devices of the machine, whoever holds them; -1 of a node that gives out nothing."""
         self._emptying: Floats = np.zeros(64)
         self._spare_floats: Floats = np.empty(0)
         self.asked = CpuRequestCounts()
@@ -115,15 +120,17 @@ class Fleet:
 
     def put_cpu(self, name: str, *, free_milli: int, allocatable_milli: int) -> None:
         """Note how much CPU a node has, and how much of it no pod asks for; the node may not be known yet."""
-        self._cpu_milli[name] = free_milli, allocatable_milli
-        row = self._row_of.get(name, 0)
-        if row:
-            self._cores[row] = whole_cores(free_milli)
+        self._cpu_cores[name] = whole_cores(free_milli), whole_cores(allocatable_milli)
+        self._take_cpu(name, self._row_of.get(name, 0))
 
     def forget_cpu(self, name: str) -> None:
         """Forget a node's CPU."""
-        self._cpu_milli.pop(name, None)
-        self._cores[self._row_of.get(name, 0)] = UNKNOWN
+        self._cpu_cores.pop(name, None)
+        self._take_cpu(name, self._row_of.get(name, 0))
+
+    def _take_cpu(self, name: str, row: int) -> None:
+        """Write a node's cores into its row; nothing is known in row 0."""
+        self._cores[row], self._allocatable[row] = self._cpu_cores.get(name, NO_CPU) if row else NO_CPU
 
     def count_ask(self, gpus: int, cpu_milli: int) -> None:
         """Count what a pod asks for, once per pod."""
@@ -256,13 +263,8 @@ class Fleet:
 
     def _known_cpu(self) -> tuple[Ints, Ints]:
         """Devices and allocatable cores of all nodes with known CPU."""
-        known = [
-            (cell.shape.machine.count, whole_cores(self._cpu_milli[name][1]))
-            for name, cell in zip(self._name_of, self._cell_of, strict=True)
-            if cell is not None and name in self._cpu_milli
-        ]
-        pairs = np.array(known, dtype=np.int64).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
+        known = (self._devices >= 0) & (self._allocatable < UNKNOWN)
+        return self._devices[known], self._allocatable[known]
 
     def first_by_name(self, rows: Ints) -> str:
         """Return the name that comes first among these rows."""
@@ -275,6 +277,7 @@ class Fleet:
     def _replace(self, row: int, cell: Cell | None) -> None:
         """Note a row's cell, and which shapes have few whole machines left."""
         before, self._cell_of[row] = self._cell_of[row], cell
+        self._devices[row] = cell.shape.machine.count if cell is not None else -1
         if before is cell:
             return
         left, come = (one.shape if one is not None else None for one in (before, cell))
@@ -311,9 +314,11 @@ class Fleet:
             if row == len(self._states):
                 self._states = np.concatenate((self._states, np.zeros_like(self._states)))
                 self._cores = np.concatenate((self._cores, np.full_like(self._cores, UNKNOWN)))
+                self._allocatable = np.concatenate((self._allocatable, np.full_like(self._allocatable, UNKNOWN)))
+                self._devices = np.concatenate((self._devices, np.full_like(self._devices, -1)))
                 self._emptying = np.concatenate((self._emptying, np.zeros_like(self._emptying)))
         self._row_of[name] = row
-        self._cores[row] = whole_cores(self._cpu_milli[name][0]) if name in self._cpu_milli else UNKNOWN
+        self._take_cpu(name, row)
         return row
 
     def _forget_numbers(self) -> None:

@@ -5,12 +5,11 @@ pods, a strict spread, volumes) is not judged, and a pod that wants it is refuse
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from atoll.cluster import host_fit
-from atoll.cluster.objects import Node, Pod
+from atoll.cluster.objects import Node, Pod, Present
 
 
 class _PodAffinity(msgspec.Struct, frozen=True):
@@ -27,8 +26,8 @@ class _Spread(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Volume(msgspec.Struct, frozen=True, rename="camel"):
-    persistent_volume_claim: dict[str, Any] | None = None
-    ephemeral: dict[str, Any] | None = None
+    persistent_volume_claim: Present | None = None
+    ephemeral: Present | None = None
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):

@@ -250,6 +250,10 @@ class Ledger:
             asking_reservation=asking_reservation,
         )
 
+    def renew(self, now_seconds: float, *, nodes_max: int) -> bool:
+        """Bring some of the changed nodes up to date in `fleet`; tell whether others are left."""
+        return self._index.renew(now_seconds, nodes_max=nodes_max)
+
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""
         return self._holds.of(node, device_id, uuid)

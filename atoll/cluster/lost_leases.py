@@ -116,10 +116,8 @@ class LostLeases:
         """Return what stays held for a pod that left."""
         return tuple((record.node, record.device_id, record.device_uuid) for record in self.records(uid))
 
-    def observe(self, node: str, report: GpuNodeStatusReport | None) -> tuple[str, ...]:
+    def observe(self, node: str, report: GpuNodeStatusReport) -> tuple[str, ...]:
         """Take a node's report; return the pods of which it proves the end."""
-        if report is None or not self._left:
-            return ()
         ended = []
         for uid in self.departed():
             records = [record for record in self.records(uid) if record.node == node]

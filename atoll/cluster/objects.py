@@ -9,13 +9,18 @@ from typing import Any
 
 import msgspec
 
-from atoll.api.kept import kept_annotations, kept_labels
+from atoll.api.depth import at_any_depth
+from atoll.api.kept import kept_annotations, kept_labels, without_excess
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
 
 ENTRIES_MAX = 1024
 """Entries kept of all lists and mappings of one large pod's spec, and of each list of its container statuses."""
 CONDITIONS_MAX = 64
 OWNERS_MAX = 16
+
+
+class Present(msgspec.Struct, frozen=True, gc=False):
+    """An object of which only its presence is read."""
 
 
 class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -185,7 +190,7 @@ class Volume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     name: str
     persistent_volume_claim: ClaimVolume | None = None
-    ephemeral: dict[str, Any] | None = None
+    ephemeral: Present | None = None
 
 
 class SchedulingGate(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -221,12 +226,19 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     resources: Resources | None = None
 
 
+class Terminated(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The end of a container."""
+
+    exit_code: int | None = None
+    finished_at: str | None = None
+
+
 class ContainerState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """State of one container; exactly one is set, none before kubelet looked at it."""
 
-    running: dict[str, Any] | None = None
-    waiting: dict[str, Any] | None = None
-    terminated: dict[str, Any] | None = None
+    running: Present | None = None
+    waiting: Present | None = None
+    terminated: Terminated | None = None
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -307,101 +319,10 @@ class Node(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     status: NodeStatus = NodeStatus()
 
 
-class TopologyRow(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Values of a node label where a class may make volumes."""
-
-    key: str
-    values: tuple[str, ...] = ()
-
-
-class TopologyTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Conditions that all hold."""
-
-    match_label_expressions: tuple[TopologyRow, ...] = ()
-
-
-class VolumeNodeAffinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Which nodes can reach a volume."""
-
-    required: NodeSelector | None = None
-
-
-class ObjectName(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Another object, by namespace and name."""
-
-    name: str = ""
-    namespace: str = ""
-
-
-class CsiSource(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A volume of a CSI driver."""
-
-    driver: str = ""
-    volume_handle: str = ""
-
-
-class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Where a volume lies, and for whom."""
-
-    node_affinity: VolumeNodeAffinity | None = None
-    storage_class_name: str = ""
-    capacity: dict[str, str] = {}
-    access_modes: tuple[str, ...] = ()
-    volume_mode: str = "Filesystem"
-    csi: CsiSource | None = None
-    claim_ref: ObjectName | None = None
-
-
-class VolumeStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What became of a volume or a claim."""
-
-    phase: str = ""
-
-
-class PersistentVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A volume as the API server stores it."""
-
-    metadata: Metadata
-    spec: PersistentVolumeSpec = PersistentVolumeSpec()
-    status: VolumeStatus = VolumeStatus()
-
-
-class StorageClass(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A storage.k8s.io/v1 StorageClass: how claims that name it find their volumes."""
-
-    metadata: Metadata
-    provisioner: str = ""
-    volume_binding_mode: str = "Immediate"
-    allowed_topologies: tuple[TopologyTerm, ...] = ()
-
-
 class Namespace(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A namespace; terms of pod affinity choose by its labels."""
 
     metadata: Metadata
-
-
-class PersistentVolumeClaimSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What a claim asks for, and which volume it is bound to; empty before."""
-
-    volume_name: str = ""
-    storage_class_name: str | None = None
-    access_modes: tuple[str, ...] = ()
-    volume_mode: str = "Filesystem"
-    resources: Resources = Resources()
-    selector: LabelSelector | None = None
-
-    def __post_init__(self) -> None:
-        """Cut what is no name of a volume: the API server takes any text of a tenant."""
-        msgspec.structs.force_setattr(self, "volume_name", self.volume_name[:TEXT_MAX])
-
-
-class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A claim for a volume as the API server stores it."""
-
-    metadata: Metadata
-    spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
-    status: VolumeStatus = VolumeStatus()
 
 
 class PriorityClass(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -449,24 +370,12 @@ class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
     metadata: HeartbeatMetadata
 
 
-_decode_whole_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
-
-
-def decode_volume_claim(raw: bytes) -> PersistentVolumeClaim:
-    """Read a claim for a volume; of a large one only so much that no number of them fills the memory."""
-    claim = _decode_whole_claim(raw)
-    if len(raw) <= LARGE_BYTES:
-        return claim
-    spec, status = first((claim.spec, claim.status), entries_max=ENTRIES_MAX)
-    return PersistentVolumeClaim(claim.metadata, spec, status)
-
-
-_decode_whole_pod = msgspec.json.Decoder(Pod).decode
+_decode_whole_pod = at_any_depth(msgspec.json.Decoder(Pod).decode)
 
 
 def decode_pod(raw: bytes) -> Pod:
     """Read a pod; of a large one only so much that no number of large pods fills the memory."""
-    pod = _decode_whole_pod(raw)
+    pod = _decode_whole_pod(without_excess(raw))
     return pod if len(raw) <= LARGE_BYTES else _bounded(pod)
 
 
@@ -492,6 +401,5 @@ def _bounded(pod: Pod) -> Pod:
 decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
-decode_volume = msgspec.json.Decoder(PersistentVolume).decode
 decode_namespace = msgspec.json.Decoder(Namespace).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from atoll.cluster.host_fit import matches_terms
-from atoll.cluster.objects import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from atoll.cluster.objects import Node, Pod
 from atoll.cluster.quantities import parse_amount
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim
 from atoll.cluster.volume_fit import Volumes, available, claim_names, is_static, reach
 
 Choices = frozenset[str]
@@ -56,10 +57,10 @@ def static_clash(placed: Iterable[tuple[Pod, Node]], volumes: Volumes) -> str:
 def _contends(others: Choices, choices: Choices, sizes: Mapping[str, int]) -> bool:
     """Tell whether a claim may take one of another's `choices` while it has others. One that can have all of these, and
     smaller ones beside, takes a smaller one first; when those are gone, its own choices are counted."""
-    smaller = others - choices
-    if choices < others and max(sizes[one] for one in smaller) < min((sizes[one] for one in choices), default=0):
+    if others.isdisjoint(choices):
         return False
-    return bool(others & choices)
+    smaller = others - choices
+    return not (choices < others and max(sizes[one] for one in smaller) < min(sizes[one] for one in choices))
 
 
 def _static_claims(pod: Pod, volumes: Volumes) -> Iterator[PersistentVolumeClaim]:

@@ -11,15 +11,9 @@ from typing import Final
 
 from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity, capacity_terms
 from atoll.cluster.labels import selects
-from atoll.cluster.objects import (
-    NodeSelectorTerm,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    Pod,
-    Requirement,
-    StorageClass,
-)
+from atoll.cluster.objects import NodeSelectorTerm, Pod, Requirement
 from atoll.cluster.quantities import parse_amount
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 
 STATIC: Final = "kubernetes.io/no-provisioner"
 DELAYED: Final = "WaitForFirstConsumer"

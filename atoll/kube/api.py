@@ -3,7 +3,7 @@
 Callers that only read take an `ApiReader`. `ApiClient` documents the methods.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from atoll.kube.client import Listing
@@ -53,3 +53,11 @@ class Api(ApiReader, Protocol):
         timeout_seconds: float = ...,
         check: Callable[[], None] | None = ...,
     ) -> bytes: ...
+
+
+class StreamingApi(Api, Protocol):
+    """Also reads what has no end, or may be large, chunk by chunk."""
+
+    def stream(
+        self, path: str, params: Mapping[str, str | int], *, silence_seconds: float = ...
+    ) -> AsyncGenerator[bytes, None]: ...

@@ -22,6 +22,7 @@ import msgspec
 import orjson
 from yarl import URL
 
+from atoll.api.depth import at_any_depth
 from atoll.kube.calls import UNANSWERED, ApiCall, CallObserver, code_of, ignore_call, resource_of, verb_of
 from atoll.kube.credentials import Credentials
 from atoll.kube.errors import (
@@ -78,7 +79,7 @@ class _Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-_decode_page = msgspec.json.Decoder(_Page).decode
+_decode_page = at_any_depth(msgspec.json.Decoder(_Page).decode)
 
 
 class ApiClient:
@@ -307,7 +308,7 @@ class ApiClient:
     ) -> Listing[T]:
         whole: Listing[T] = Listing([], "")
         async for page in self.pages(path, params=params, page_size=page_size):
-            whole = Listing([*whole.items, *map(decode, page.items)], page.resource_version)
+            whole = Listing([*whole.items, *map(at_any_depth(decode), page.items)], page.resource_version)
         return whole
 
     async def _send_until_answered(self, call: _Call, *, may_retry: bool, deadline: float) -> bytes:
@@ -439,10 +440,7 @@ def _open_session(user_agent: str) -> aiohttp.ClientSession:
     trace.on_connection_create_end.append(note_connection)
     trace.on_connection_reuseconn.append(note_connection)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=CONNECTIONS_MAX,
-            keepalive_timeout=KEEPALIVE_SECONDS,
-        ),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
         trace_configs=[trace],

@@ -34,21 +34,23 @@ from atoll.cluster.objects import (
     Lease,
     Namespace,
     Node,
-    PersistentVolume,
-    PersistentVolumeClaim,
     Pod,
-    StorageClass,
     decode_heartbeat,
     decode_lease,
     decode_namespace,
     decode_node,
     decode_pod,
-    decode_volume,
-    decode_volume_claim,
 )
 from atoll.cluster.release import version_number
 from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.cluster.reservation_use import reservation_name
+from atoll.cluster.storage import (
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    decode_volume,
+    decode_volume_claim,
+)
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind, is_older
 from atoll.kube.client import ApiClient

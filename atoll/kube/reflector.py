@@ -27,6 +27,7 @@ from typing import Generic
 
 import structlog
 
+from atoll.api.depth import at_any_depth
 from atoll.kube.cache import Cache, Change, Key, T, is_older
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock, end, within
@@ -76,7 +77,7 @@ class Reflector(Generic[T]):
     ) -> None:
         self._client = client
         self._path = path
-        self._decode = decode
+        self._decode = at_any_depth(decode)
         self._on_event = on_event
         selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
         self._selectors = {name: value for name, value in selectors.items() if value}

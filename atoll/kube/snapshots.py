@@ -22,10 +22,9 @@ from atoll.cluster.objects import (
     decode_node,
     decode_pod,
     decode_priority_class,
-    decode_volume,
-    decode_volume_claim,
 )
 from atoll.cluster.reports import as_stored
+from atoll.cluster.storage import decode_volume, decode_volume_claim
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from atoll.api.depth import at_any_depth
 from atoll.kube.errors import MalformedAnswer, truncate
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
@@ -40,8 +41,8 @@ class WatchEvent(msgspec.Struct, frozen=True, gc=False):
     object: msgspec.Raw
 
 
-_decode_event = msgspec.json.Decoder(WatchEvent).decode
-decode_metadata = msgspec.json.Decoder(AnyObject).decode
+_decode_event = at_any_depth(msgspec.json.Decoder(WatchEvent).decode)
+decode_metadata = at_any_depth(msgspec.json.Decoder(AnyObject).decode)
 
 
 class LineSplitter:

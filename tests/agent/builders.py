@@ -10,7 +10,9 @@ from atoll.cluster.objects import (
     Pod,
     PodSpec,
     PodStatus,
+    Present,
     Resources,
+    Terminated,
 )
 
 NOW = "2026-01-31T12:00:00.000000Z"
@@ -29,7 +31,8 @@ def make_pod(
     """Return a pod with one container; gpus None requests none. state: running, waiting, terminated or absent."""
     requests: dict[str, str | int | float] = {names.GPU_RESOURCE: str(gpus)} if gpus is not None else {}
     init: dict[str, str | int | float] = {names.GPU_RESOURCE: str(init_gpus)} if init_gpus else {}
-    statuses = () if state == "absent" else (ContainerStatus("main", ContainerState(**{state: {}})),)
+    shown = Terminated() if state == "terminated" else Present()
+    statuses = () if state == "absent" else (ContainerStatus("main", ContainerState(**{state: shown})),)
     return Pod(
         metadata=Metadata(name=f"pod-{uid}", namespace="default", uid=uid, annotations=annotations or {}),
         spec=PodSpec(

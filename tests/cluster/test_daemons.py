@@ -17,7 +17,7 @@ PIN = affinity(fields=[{"key": "metadata.name", "operator": "In", "values": ["ol
 
 def daemon(name: str, owner: str = "logs", *, at: str = "old", **spec: Any) -> Pod:
     """Return a DaemonSet's pod on the old node."""
-    made = pod(name, nodeName=at, affinity=PIN, **spec)
+    made = pod(name, nodeName=at, **{"affinity": PIN, **spec})
     owners = msgspec.convert([{"kind": "DaemonSet", "name": owner, "uid": owner, "controller": True}], tuple[Any, ...])
     metadata = msgspec.convert({**msgspec.to_builtins(made.metadata), "ownerReferences": owners}, type(made.metadata))
     return msgspec.structs.replace(made, metadata=metadata)
@@ -57,3 +57,6 @@ def test_a_pod_of_a_daemon_set_waits_for_one_node() -> None:
     """Its controller names the node; a pod of anybody else may name one too, and does not count there yet."""
     assert waits_for_node(daemon("d", at="")) == "old"
     assert waits_for_node(pod("p", affinity=PIN)) == ""
+    for field in ({"operator": "In", "values": ["old", "new"]}, {"operator": "NotIn", "values": ["old"]}):
+        anywhere = affinity(fields=[{"key": "metadata.name", **field}])
+        assert waits_for_node(daemon("d", at="", affinity=anywhere)) == ""

@@ -13,7 +13,7 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices, cell_of
 from atoll.cluster.requests import Rejection, Request, Verdict, request_of
 from atoll.cluster.selection import PREFERENCE, select
-from tests.builders import make_claim, make_devices, make_pod
+from tests.builders import make_claim, make_devices, make_pod, report_json
 from topology.choice import Reason
 from topology.demand import PRIOR, Demand
 
@@ -147,6 +147,17 @@ def test_whole_gpus_beside_mig_instances_are_chosen_as_if_alone() -> None:
     alone = select(plain, 0b00011110, ask(2))
     assert not isinstance(alone, Rejection)
     assert alone.choice.ring_gbps == pair.choice.ring_gbps
+
+
+def test_an_adapter_with_too_few_cells_is_left_out() -> None:
+    """Nothing is known of where it is; the others count."""
+    told = [{"name": "mlx5_0", "cells": ["PIX"]}, {"name": "mlx5_1", "cells": ["PIX", "SYS", "SYS", "SYS"]}]
+    links = {**report_json("n1", "t4-4")["status"]["links"], "nics": told}
+
+    machine = make_devices("n1", "t4-4", status={"links": links}).machine
+    assert machine.nics == (("PIX",), ("SYS",), ("SYS",), ("SYS",))
+    links["nics"] = told[:1]
+    assert make_devices("n1", "t4-4", status={"links": links}).machine.nics is None
 
 
 def test_mig_instances_are_a_class_of_their_own() -> None:

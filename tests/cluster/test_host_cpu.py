@@ -117,6 +117,8 @@ def test_cpu_may_be_told_before_the_node_and_is_forgotten_with_it() -> None:
     fleet.put("n3", cell_of(CARDS.shape, 0b1111))
 
     assert picked(fleet, ["n2", "n3"], ask(1), 1) == "n3"
+    fleet.forget_cpu("a node that never reported")
+    assert picked(fleet, ["n2", "n3"], ask(1), 1) == "n3"
     fleet.forget_cpu("n3")
     assert picked(fleet, ["n2", "n3"], ask(1), 1) == "n2"
 
@@ -126,6 +128,14 @@ def test_pair_of_double_links_is_given_although_cpu_is_dear_there() -> None:
     fleet = fleet_of({"poor": (MESH, 0b11, 40), "whole": (MESH, MESH.all, 64)})
 
     assert picked(fleet, ["poor", "whole"], ask(2), 40) == "whole"
+
+
+def test_of_nodes_with_double_links_the_one_is_given_where_cpu_is_cheaper() -> None:
+    """A poorer pair where CPU is cheapest changes nothing about that."""
+    nodes = {"poor": (MESH, 0b11, 40), "a": (MESH, MESH.all, 64), "b": (MESH, MESH.all, 80)}
+    fleet = fleet_of(dict(nodes))
+
+    assert picked(fleet, list(nodes), ask(2), 40) == "b"
 
 
 def test_pair_in_one_island_is_given_although_cpu_is_dear_there() -> None:
@@ -193,6 +203,13 @@ def test_prices_are_what_is_left_without_cpu() -> None:
     assert prices[4, 40] == prices[0, 0] == prices[8, UNKNOWN] == 0
 
 
+def test_cpu_is_not_scarce_where_three_of_eight_gpus_have_the_core_that_a_pod_wants() -> None:
+    """A GPU without its core is lost, and costs no more than that."""
+    prices = price_table([CpuRequestKind(1, 1, 1.0)], np.array([8]), np.array([3]))
+
+    assert prices[4, 3] == pytest.approx(STRANDED)
+
+
 def test_newer_asks_weigh_a_little_more() -> None:
     """The first of its kind counts as much as any later one."""
     asks = CpuRequestCounts()
@@ -200,6 +217,7 @@ def test_newer_asks_weigh_a_little_more() -> None:
         asks.observe(gpus, 4000)
 
     assert [kind.weight for kind in asks.kinds] == pytest.approx([FADE**2, FADE + 1.0])
+    assert asks.seen == 3
 
 
 def test_rarest_kind_is_forgotten_and_huge_asks_are_cut() -> None:

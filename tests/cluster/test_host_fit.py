@@ -26,9 +26,10 @@ from atoll.cluster.host_fit import (
     tolerates,
 )
 from atoll.cluster.labels import selects
-from atoll.cluster.objects import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from atoll.cluster.objects import Node, Pod
 from atoll.cluster.pod_fit import are_apart, own_limits
 from atoll.cluster.quantities import AMOUNT_MAX, parse_amount
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim
 
 HOSTNAME = "kubernetes.io/hostname"
 ZONE = "topology.kubernetes.io/zone"
@@ -320,6 +321,8 @@ def test_what_templates_of_one_gang_say_of_each_other() -> None:
         ("pods", "many", 0),
         ("pods", "1e999999999", AMOUNT_MAX),
         ("memory", "12E", AMOUNT_MAX),
+        ("memory", "3E", 3 * 1000**6),
+        ("memory", "3Ei", 3 * 1024**6),
         *(("memory", f"3{suffix}", 3 * 1000**power) for power, suffix in enumerate(("", "k", "M", "G", "T", "P"))),
         *(("memory", f"3{suffix}", 3 * 1024**power) for power, suffix in enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi"))),
         *(("memory", f"{10 ** (3 * power)}{suffix}", 1) for power, suffix in enumerate(("", "m", "u", "n"))),

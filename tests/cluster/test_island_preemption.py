@@ -15,7 +15,7 @@ from atoll.cluster.island_preemption import IslandPlan, PreemptionInput, may_pre
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod, PodCondition, decode_node
 from atoll.cluster.requests import Request, request_of
-from atoll.cluster.soft_reservations import SoftReservation
+from atoll.cluster.soft_reservations import SoftReservation, SoftReservations
 from tests.builders import make_allocation, make_claim, make_pod, make_report
 
 NOW = 1000.0
@@ -157,6 +157,18 @@ def test_two_pods_do_not_free_the_same_gpus() -> None:
     ledger.keep("other", SoftReservation("n1", (0, 1), 10))
     assert plans(ledger, waiting()) == [("n1:2,3", ["b"])]
     assert plans(ledger, waiting(11)) == [("n1:0,1", ["a"])]
+
+
+def test_what_is_kept_no_more_costs_nothing() -> None:
+    """Pods come and go, and so do nodes."""
+    kept = SoftReservations()
+    for uid, device_id in (("a", 0), ("b", 1)):
+        kept.put(uid, SoftReservation("n1", (device_id,), 10))
+    kept.put("a", None)
+    assert list(kept.on("n1")) == [(1,)]
+    kept.put("b", None)
+
+    assert not kept._on
 
 
 @st.composite

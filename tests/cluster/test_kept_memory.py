@@ -11,11 +11,13 @@ import pytest
 from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
-from atoll.api.kept import KUEUE_WORKLOAD, LABELS_MAX, kept_annotations
+from atoll.api.kept import KUEUE_WORKLOAD, LABELS_MAX, kept_annotations, kept_labels, without_excess
 from atoll.cluster.allocations import pod_annotations_bytes
+from atoll.cluster.budgets import decode_budget
 from atoll.cluster.gangs.kueue_topology import KUEUE_ANNOTATIONS
-from atoll.cluster.objects import ContainerStatus, decode_node, decode_pod, decode_volume_claim
+from atoll.cluster.objects import ContainerStatus, decode_node, decode_pod
 from atoll.cluster.release import has_ended
+from atoll.cluster.storage import decode_volume_claim
 from tests.builders import claim_json, pod_json
 from tests.worst_inputs import LABELS, LONG_NAME, NOTES, NUMBERS, OBJECT_BYTES_MAX, PODS, large_pod, many
 
@@ -66,6 +68,46 @@ def test_labels_and_annotations_that_nobody_reads_are_not_kept(
     assert kept_bytes(decode, raw) < METADATA_KEPT_BYTES_MAX
 
 
+SHORT = {f"a{number:x}": "" for number in range(130_000)}
+EMPTY_TERMS = {"nodeSelectorTerms": [{}] * 500_000}
+LARGE_FIELDS = {
+    "nodeSelector": SHORT,
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": EMPTY_TERMS}},
+    "tolerations": [{"operator": "Exists"}] * 60_000,
+    "selector": {"matchLabels": SHORT},
+    "resources": {"requests": SHORT},
+}
+"""Fields of the spec of a pod, a claim for a volume or a budget, as large as etcd takes, with the smallest entries."""
+
+
+@pytest.mark.parametrize("decode", [decode_pod, decode_volume_claim, decode_budget])
+@pytest.mark.parametrize("field", LARGE_FIELDS)
+def test_a_large_field_of_many_entries_counts_as_empty(decode: Callable[[bytes], Any], field: str) -> None:
+    """None of its entries is decoded, each of which takes the time of a hundred bytes of text."""
+    body = {"metadata": {"name": "x", "namespace": "team"}, "spec": {field: LARGE_FIELDS[field]}}
+    raw = orjson.dumps(body)
+    assert len(raw) <= OBJECT_BYTES_MAX
+    gc.collect()
+    tracemalloc.start()
+    try:
+        decode(raw)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * len(raw)
+
+
+@pytest.mark.parametrize("count", [2_000, 130_000])
+def test_a_claim_or_budget_with_many_conditions_is_read(count: int) -> None:
+    """One that could not be read would fail every list of all claims."""
+    selector = {"matchLabels": {f"a{number:x}": "" for number in range(count)}}
+    raw = orjson.dumps({"metadata": {"name": "x"}, "spec": {"selector": selector}, "status": {"phase": "Bound"}})
+    assert kept_bytes(decode_volume_claim, raw) < KEPT_BYTES_MAX
+    assert kept_bytes(decode_budget, raw) < KEPT_BYTES_MAX
+    claim = decode_volume_claim(raw)
+    assert (claim.status.phase, claim.spec.selector is not None) == ("Bound", True)
+
+
 def test_what_is_read_stays() -> None:
     """Atoll's and Kueue's keys and ranks stay, in pods with any number of others; the size of all stays known. The
     addresses of a gang's members are read by their containers alone."""
@@ -87,6 +129,47 @@ def test_what_is_read_stays() -> None:
     assert pod.metadata.annotations == own
     assert pod_annotations_bytes(pod) == sum(len(key) + len(text) for key, text in {**own, **foreign}.items())
     assert (len(pod.metadata.labels), pod.metadata.labels[names.PREEMPTIBLE]) == (LABELS_MAX, "false")
+
+
+MANY = LABELS["labels"]
+OWN = {f"kueue.x-k8s.io/own-{number}": "x" for number in range(300)}
+LONGEST = {f"{number:0253d}/{'k' * 63}": "v" * 63 for number in range(2_000)}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param(MANY, id="none of Atoll's"),
+        pytest.param({**MANY, **OWN}, id="Atoll's after all others"),
+        pytest.param({**OWN, **MANY}, id="Atoll's before all others"),
+        pytest.param({**LONGEST, **OWN}, id="the longest that Kubernetes allows"),
+        pytest.param({**MANY, 'a","b': '\\","gpu.scheduling/x":"', "c": ","}, id="texts that look like labels"),
+        pytest.param({**MANY, "n": None}, id="no text"),
+        pytest.param(None, id="null"),
+        pytest.param(["x" * 200_000], id="a list"),
+        pytest.param({"x": "y" * 200_000}, id="one label"),
+    ],
+)
+@pytest.mark.parametrize("indented", [False, True], ids=["as Go writes it", "indented"])
+def test_labels_are_cut_before_they_are_read_and_nothing_else(labels: object, *, indented: bool) -> None:
+    """What stays of a large object's labels is what would stay of all of them; the rest of the object is untouched."""
+    body = pod_json(gpus=1)
+    body["metadata"] |= {"labels": labels, "annotations": {"note": "n" * 200_000}}
+    raw = orjson.dumps(body, option=orjson.OPT_INDENT_2 if indented else 0)
+
+    cut = orjson.loads(without_excess(raw))
+
+    left = cut["metadata"].pop("labels")
+    del body["metadata"]["labels"]
+    assert cut == body
+    assert kept_labels(left) == kept_labels(labels) if isinstance(labels, dict) else left == labels
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"metadata":null}', '{"metadata":{"labels":{"a":'])
+def test_what_is_no_object_is_passed_on(text: str) -> None:
+    """Whoever decodes it says what is wrong with it."""
+    raw = text.encode() + b" " * 200_000
+    assert without_excess(raw) == raw
 
 
 def test_a_text_too_long_is_cut_and_counted() -> None:

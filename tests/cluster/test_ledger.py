@@ -18,7 +18,7 @@ from atoll.cluster.holds import Hold, HoldSource
 from atoll.cluster.leases import Holder, lease_name, parse_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Pod
-from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
+from tests.builders import make_allocation, make_lease, make_pod, make_report, report_json, uuid_of
 from topology.demand import PRIOR
 from topology.device_requests import DeviceRequest
 from topology.scores import EMPTYING
@@ -48,6 +48,14 @@ def ledger() -> Ledger:
     ledger = Ledger()
     ledger.put_report(small_report("n1"))
     return ledger
+
+
+def test_a_machine_of_one_gpu_is_one_too() -> None:
+    """A workstation: nothing to link, and one GPU to give out."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1", status={"devices": report_json("n1")["status"]["devices"][:1], "links": {}}))
+
+    assert free(ledger) == {0}
 
 
 @pytest.mark.parametrize("source", ["lease", "pod", "assumed", "expected"])
@@ -290,6 +298,30 @@ def test_late_rollback_frees_no_newer_assumption(ledger: Ledger) -> None:
     ledger.forget("u1", attempt="new")
     ledger.forget("u1", attempt="new")
     assert free(ledger) == set(IDS)
+
+
+@pytest.mark.parametrize("end", ["bound", "gone"])
+def test_what_is_left_of_an_ended_attempt_ends_with_its_pods_wait(ledger: Ledger, end: str) -> None:
+    """A gang's attempt is over once its Leases stand; its member may be bound to other GPUs of the node, or leave."""
+    ledger.put_pod(make_pod(uid="u1"))
+    ledger.assume("u1", make_allocation("n1", 0), attempt="token")
+    ledger.end_attempt("u1", attempt="token")
+    assert free(ledger) == {1, 2, 5}
+
+    if end == "gone":
+        ledger.drop_pod("u1")
+    else:
+        ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 1)))
+
+    assert free(ledger) == ({0, 1, 2, 5} if end == "gone" else {0, 2, 5})
+
+
+def test_a_report_that_says_nothing_yet_leaves_the_node_without_devices(ledger: Ledger) -> None:
+    """The agent creates it before it writes its status."""
+    ledger.put_report(GpuNodeStatus.model_validate({"metadata": {"name": "n1"}}))
+
+    assert "n1" not in ledger.nodes
+    assert ledger.uncounted == {}
 
 
 def test_assuming_what_another_has_is_refused_with_its_history(ledger: Ledger) -> None:

@@ -45,6 +45,19 @@ def ledger() -> Ledger:
     return ledger
 
 
+def test_lease_of_a_bind_that_was_rolled_back_is_not_missed() -> None:
+    """A pod that was never bound has started nothing."""
+    ledger = Ledger()
+    ledger.put_report(report(1))
+    ledger.put_pod(make_pod(uid="u1", version="40"))
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+
+    ledger.drop_lease(NAME, version=LOST_AT)
+    ledger.drop_pod("u1", final=make_pod(uid="u1", version=str(LEFT_AT)))
+
+    assert is_free(ledger)
+
+
 @pytest.mark.parametrize("is_pod_first", [False, True], ids=["Lease first", "pod first"])
 def test_lease_lost_before_its_pod_went_is_kept_in_mind(ledger: Ledger, is_pod_first: bool) -> None:
     """Whichever watch is faster, the device is in doubt, and the ledger says which Lease must be written again."""

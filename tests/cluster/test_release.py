@@ -144,6 +144,12 @@ VERDICTS: list[tuple[str, dict[str, Any], list[GpuNodeStatusReport], Proof | Dou
         Doubt.OTHER_MACHINE,
     ),
     (
+        "another machine bore the node's name for a while: its own must be read twice again",
+        {"node_uid": "old", "device_uuids": frozenset({"GPU-1"}), "seen_live": True},
+        [report(node_uid="new", devices=("GPU-9",), boot="boot-9"), report(sequence=2, node_uid="old")],
+        Doubt.ONE_MORE_REPORT,
+    ),
+    (
         "the Node was registered anew, the GPU is the same",
         {"node_uid": "old", "device_uuids": frozenset({"GPU-1"}), "seen_live": True},
         [report(node_uid="new", devices=("GPU-1",))],

@@ -39,6 +39,7 @@ STALE: list[tuple[str, Pod, dict[str, Any], StaleContainer]] = [
         {"indices": REVERSED, "sick": [7]},
         StaleContainer("main", (0,), (7,)),
     ),
+    ("number with zeros before it", told("00000", 0), {"indices": REVERSED}, StaleContainer("main", (0,), (7,))),
     ("one of two", told("0,7", 0, 7), {"indices": LAST_FIRST}, StaleContainer("main", (0, 7), (6, 7))),
     (
         "own card not counted any more, its number with a healthy one",

@@ -151,6 +151,15 @@ def test_all_of_it_lies_in_one_domain() -> None:
     assert "24" in other.status.message
 
 
+def test_nothing_is_taken_of_a_domain_that_has_one_gpu_too_few() -> None:
+    """All of it would never be had there."""
+    floor = Floor("n1", "n2")
+    floor.domains = {"n1": "a", "n2": "a"}
+
+    assert not floor.settle(make_reservation_object(17, level="example.com/rack")).taken
+    assert len(floor.settle(make_reservation_object(16, level="example.com/rack")).taken) == 16
+
+
 @pytest.mark.parametrize(
     ("spec", "now_seconds", "phase"),
     [

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from atoll.cluster.objects import Pod
 from atoll.cluster.static_volumes import members_by_static_volumes, static_clash
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from atoll.cluster.volume_fit import Volumes
 from tests.cluster.test_host_fit import HOSTNAME, node, pod
 from tests.cluster.test_volume_fit import STATIC, claim, disk

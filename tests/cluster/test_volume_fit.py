@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.host_fit import excluded_nodes
-from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, StorageClass, VolumeStatus
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim, StorageClass, VolumeStatus
 from atoll.cluster.volume_fit import Volumes, volume_problem
 from tests.cluster.test_host_fit import HOSTNAME, ZONE, node, pod
 

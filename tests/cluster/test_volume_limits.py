@@ -8,7 +8,8 @@ import pytest
 from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity, decode_csi_node
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.host_fit import excluded_nodes
-from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from atoll.cluster.objects import Pod
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from atoll.cluster.volume_fit import Volumes
 from atoll.cluster.volume_limits import UNLIMITED, VolumeUse, crowded_node, members_by_volumes
 from tests.cluster.test_host_fit import ZONE, node, pod

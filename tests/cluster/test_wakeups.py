@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import host_fit
-from atoll.cluster.feasibility import NodeFacts, unseen_nodes
+from atoll.cluster.feasibility import NodeFacts, node_verdict, unseen_nodes
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.requests import Request, request_of
+from atoll.cluster.requests import Request, Verdict, request_of
 from atoll.cluster.selection import select
 from atoll.cluster.wakeups import (
     NOMINATION_NODES_MIN,
@@ -161,6 +161,7 @@ def test_wake_tells_its_cause_and_place() -> None:
 
 REPEATS: list[tuple[str, LastWake, bool, bool]] = [
     ("just woken: keeps its place, is left alone", LastWake(1, GENERATION, NOW - 1), False, True),
+    ("a moment before its patience is over", LastWake(1, GENERATION, NOW - PATIENCE_SECONDS + 0.5), False, True),
     ("patience is over: tried again", LastWake(1, GENERATION, NOW - PATIENCE_SECONDS), True, True),
     ("something became free since", LastWake(1, GENERATION - 1, NOW - 1), True, True),
     ("woken twice in vain: rests, and others may have the place", LastWake(2, GENERATION, NOW - 5), False, False),
@@ -321,6 +322,19 @@ def test_event_tells_busy_from_not_known_from_never(
 ) -> None:
     """A pod waits for others, for facts, or for ever; the facts are named."""
     assert said in waiting_note(*asked(waiting("a", gpus)), rooms, unseen)
+
+
+@pytest.mark.parametrize(
+    ("free", "devices", "verdict"),
+    [
+        pytest.param(0b11, DEVICES["n1"], Verdict.FITS, id="two are free"),
+        pytest.param(0b01, DEVICES["n1"], Verdict.BUSY, id="others hold one"),
+        pytest.param(0b11, make_devices("n1", sick={0}), Verdict.BUSY, id="a free one is broken"),
+    ],
+)
+def test_a_node_fits_by_what_is_free_and_healthy(free: int, devices: NodeDevices, verdict: Verdict) -> None:
+    """A pod of two GPUs; six healthy ones are held."""
+    assert node_verdict(*asked(waiting("a", 2)), NodeFacts(node(), devices, free)) is verdict
 
 
 def test_only_nodes_that_may_have_gpus_are_waited_for() -> None:

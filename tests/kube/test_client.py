@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from atoll.cluster.objects import decode_pod
 from atoll.kube import errors, paths
 from atoll.kube.client import ApiClient
+from tests.builders import pod_json
 from tests.fakes.api_server import FakeApiServer, answering, cut_connection, hang
 from tests.fakes.listening import kubeconfig
+from tests.test_deep_objects import deep
 
 POD = paths.pods("team", "p")
 
@@ -327,3 +330,16 @@ async def test_one_object_beyond_the_bound_is_an_error(
         await client.list(paths.pods("team"), bytes, page_size=16)
 
     assert server.count("limit=") == 3
+
+
+async def test_a_deep_object_does_not_fail_the_list(server: FakeApiServer, client: ApiClient) -> None:
+    """Whoever may write one pod could hide all pods from everybody who lists them."""
+    page = b'{"metadata":{"resourceVersion":"7"},"items":[' + deep(pod_json("p")) + b"]}"
+
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=page)
+
+    server.fail(answer)
+    listing = await client.list(paths.pods(), decode_pod)
+
+    assert [pod.metadata.name for pod in listing.items] == ["p"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import msgspec
+import orjson
 import pytest
 
 from atoll.api.times import format_microtime
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.e2e
 
 MAPS = paths.core("configmaps", namespace="default")
 WAIT_SECONDS = 120.0
+DEEP = 5_000
+"""Levels of managed fields: the API server takes 10,000."""
 
 
 @pytest.fixture
@@ -69,6 +72,27 @@ async def test_reflector_holds_what_the_server_holds(real: ApiClient, by_pages: 
     assert reflector.listings_count == 1
     assert not any(change.synthetic for change in changes)
     task.cancel()
+
+
+@pytest.mark.parametrize("by_pages", [False, True], ids=["streaming list", "paged list"])
+async def test_an_object_as_deep_as_the_server_takes_ends_no_watch(real: ApiClient, by_pages: bool) -> None:
+    """Whoever may write an object may nest its managed fields so deep that no decoder of Python's follows by itself."""
+    prefix = uuid4().hex[:8]
+    deep = await create(real, f"{prefix}-deep")
+    fields = orjson.Fragment(b'{"f:a":' * DEEP + b"{}" + b"}" * DEEP)
+    entry = {"manager": "mallory", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
+    body = {"metadata": {"managedFields": [{**entry, "fieldsV1": fields}]}}
+    assert (await real.patch(f"{MAPS}/{deep.metadata.name}", body)).count(b"f:a") >= DEEP, "the server keeps them"
+    reflector = Reflector(real, MAPS, decode, on_event=lambda _change: None, clock=SystemClock())
+    reflector._page_next = by_pages
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(reflector.synced.wait(), WAIT_SECONDS)
+    last = await create(real, f"{prefix}-last")
+
+    assert await reflector.wait_for_resource_version(last.metadata.resource_version, WAIT_SECONDS)
+    assert {deep.metadata.uid, last.metadata.uid} <= reflector.by_uid.keys()
+    task.cancel()
+    await real.delete(f"{MAPS}/{deep.metadata.name}")
 
 
 async def test_every_fence_that_does_not_hold_is_a_conflict(real: ApiClient) -> None:

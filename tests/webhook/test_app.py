@@ -238,3 +238,29 @@ async def test_a_dry_run_is_answered_like_any_other(url: str) -> None:
     real = await ask(url)
 
     assert all([await ask(url, dryRun=True) == real for _ in range(100)])
+
+
+@pytest.mark.parametrize("how", [{}, job_review()], ids=["pod", "Job"])
+async def test_a_new_object_too_large_to_be_meant_is_denied_unread(
+    url: str, finder: FakeFinder, how: dict[str, Any]
+) -> None:
+    """Its parts are neither decoded nor compared with anything; only the sender waits."""
+    made = review(**how)["request"]["object"]
+    made["spec"]["padding"] = [{"name": f"e{number}", "value": "v"} for number in range(20_000)]
+
+    response = await ask(url, **{**how, "object": made})
+
+    assert not response["allowed"]
+    assert "has at most 524288 bytes" in response["status"]["message"]
+    assert finder.asked == []
+
+
+async def test_large_objects_that_ask_for_nothing_or_exist_already_are_answered(url: str) -> None:
+    """A pod that has nothing to do with Atoll may be of any size, and a Job that exists must stay changeable."""
+    made = review(claim=None)["request"]["object"]
+    made["spec"]["padding"] = "x" * 700_000
+    job = job_review(claim=None, operation="UPDATE")
+    job["object"]["spec"]["padding"] = "gpu.scheduling" * 50_000
+
+    assert (await ask(url, object=made))["allowed"]
+    assert (await ask(url, **job))["allowed"]

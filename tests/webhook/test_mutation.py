@@ -12,7 +12,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim, VisibleDevices
 from atoll.cluster.allocations import annotations_bytes
 from webhook.autoscalers import KeepNodes
-from webhook.mutation import CONTAINERS_MAX, OTHER_ANNOTATIONS_BYTES_MAX, mutate
+from webhook.mutation import CONTAINERS_MAX, ENTRIES_MAX, OTHER_ANNOTATIONS_BYTES_MAX, mutate
 from webhook.pods import decode_pod
 from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable, Defaults
 from webhook.review import WARNINGS_MAX, Denial, Mutation, User
@@ -566,6 +566,12 @@ TWICE = [*own_variables("main"), {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
             400,
             "several pods",
             id="too-many",
+        ),
+        pytest.param(
+            make_pod(container("c", env=[{"name": f"e{number}"} for number in range(ENTRIES_MAX + 1)])),
+            400,
+            "move variables to a ConfigMap",
+            id="too-many-variables",
         ),
         pytest.param({**make_pod(), "spec": {"containers": []}}, 400, "no container", id="no-container"),
     ],

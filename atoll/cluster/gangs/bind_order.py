@@ -141,8 +141,8 @@ def _first_of_its_kind(left: Wave, company: Mapping[MemberKind, Company], cluste
 
 
 def bind_waves(placed: Sequence[Placed], cluster: PlacementSnapshot) -> list[list[int]]:
-    """Return the members, by their numbers, in the order in which they can be bound; last those that never can. Pods of
-    the snapshot that are not bound yet, members too, are not there."""
+    """Return the members, by their numbers, in the order in which they can be bound. Those that never can are among the
+    first: nobody is worth waiting for. Pods of the snapshot that are not bound yet, members too, are not there."""
     own = {pod.metadata.uid for _, pod, _ in placed}
     pods_on = {
         name: [pod for pod in found if pod.metadata.uid not in own and pod.spec.node_name]
@@ -151,10 +151,10 @@ def bind_waves(placed: Sequence[Placed], cluster: PlacementSnapshot) -> list[lis
     kinds = kinds_of(placed)
     order = order_of(kinds, replace(cluster, pods_on=pods_on))
     turns = {(kind, node): turn for turn, wave in enumerate(order.waves) for kind in wave for node in wave[kind]}
-    waves: list[list[int]] = [[] for _ in range(len(order.waves) + 1)]
+    waves: list[list[int]] = [[] for _ in range(max(1, len(order.waves)))]
     for number, (kind, (_, _, node)) in enumerate(zip(kinds, placed, strict=True)):
-        waves[turns.get((kind, node), -1)].append(number)
-    return [wave for wave in waves if wave]
+        waves[turns.get((kind, node), 0)].append(number)
+    return waves
 
 
 def _domain(term: PodAffinityTerm, node: Node | None) -> Domain | None:

@@ -213,23 +213,28 @@ def _with_pause(view: GangView, status: GpuGangStatus, now_seconds: float) -> tu
 
 def _undo_or(view: GangView, decision: LifecycleDecision) -> LifecycleDecision:
     """A gang that is not admitted holds nothing: whatever else is to be done comes after that."""
-    holding = tuple(member for member in view.members if member.holds and member.is_gated)
-    return LifecycleDecision(GangAction.UNDO, decision.status, holding, again_seconds=0.0) if holding else decision
+    held = _held(view)
+    return LifecycleDecision(GangAction.UNDO, decision.status, held) if held else decision
+
+
+def _held(view: GangView) -> tuple[GangMember, ...]:
+    """Return the gated members that hold GPUs."""
+    return tuple(member for member in view.members if member.holds and member.is_gated)
 
 
 def _decide_admitted(
     view: GangView, status: GpuGangStatus, tallied: QuorumCount, *, now_seconds: float, jitter: float
 ) -> LifecycleDecision:
-    held = tuple(member for member in view.members if member.holds and member.is_gated)
+    held = _held(view)
     served = tuple(member for member in view.members if member.holds or not member.is_gated)
     if held and not has_begun(view) and not quorum(view.gang.spec, served, status.succeeded).is_enough:
         gone = give_up(status, "members that hold its GPUs left before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
-    if held:
+    if held and not has_begun(view):
         return LifecycleDecision(GangAction.UNGATE, in_phase(status, "Starting"), held)
     if not has_begun(view) and (not tallied.is_enough or _begins_anew(view, status)):
         return LifecycleDecision(GangAction.NOTHING, _without_admission(status, now_seconds), again_seconds=0.0)
-    status = _with_start(status, now_seconds)
+    status = status if held else _with_start(status, now_seconds)
     status = with_readiness(status, tallied, now_seconds)
     preempted = _preempted(view, status)
     if preempted is not None:
@@ -241,13 +246,15 @@ def _decide_admitted(
     stuck = tuple(m for m in view.members if (refused_since(m, status) or now_seconds) + STUCK_SECONDS <= now_seconds)
     if stuck:
         return LifecycleDecision(GangAction.DROP, in_phase(status, "Recovering"), stuck, again_seconds=1.0)
-    chosen, _ = placeable(view.gang.spec, view.members)
     status = in_phase(status, _phase_of(status, tallied))
+    if held:  # some wait until those whom they have to be near are bound
+        return LifecycleDecision(GangAction.UNGATE, status, held, again)
+    chosen, _ = placeable(view.gang.spec, view.members)
     return LifecycleDecision(GangAction.REPLACE if chosen else GangAction.NOTHING, status, chosen, again)
 
 
 def _phase_of(status: GpuGangStatus, tallied: QuorumCount) -> str:
-    """Return the phase of an admitted gang whose members are all ungated."""
+    """Return the phase of an admitted gang that has begun."""
     if tallied.is_enough:
         return "Running" if status.members else "Finished"
     return "Recovering" if status.was_ready else "Starting"
@@ -297,6 +304,8 @@ def _deadline(view: GangView, status: GpuGangStatus) -> float | None:
         patience = policy.recovery_timeout_seconds
         return None if since is None or patience is None else since + patience
     start = seconds_of(status.assignment.time) if status.assignment is not None else None
+    if start is None and _held(view):
+        start = conditions.since_seconds(status.conditions, names.CONDITION_ADMITTED)
     return None if start is None else start + policy.timeout_seconds
 
 
@@ -362,9 +371,7 @@ def _evict(
     closed = close_admission(wait_for(status, "WaitForRelease", message, now_seconds))
     status = closed.model_copy(update={"admission": status.admission})  # its members still end, well or not
     concerned = tuple(m for m in view.members if m.stage in STARTED or m.holds)
-    return LifecycleDecision(
-        GangAction.EVICT, in_phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
-    )
+    return LifecycleDecision(GangAction.EVICT, in_phase(status, "Evicted"), concerned, deactivate=deactivate)
 
 
 def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:

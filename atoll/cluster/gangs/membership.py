@@ -174,9 +174,7 @@ def _has_just_succeeded(pod: Pod) -> bool:
     statuses = pod.status.container_statuses
     if not statuses or len(statuses) < len(pod.spec.containers) or pod.spec.restart_policy == "Always":
         return False
-    return all(
-        status.state.terminated is not None and status.state.terminated.get("exitCode") == 0 for status in statuses
-    )
+    return all(status.state.terminated is not None and status.state.terminated.exit_code == 0 for status in statuses)
 
 
 def pod_set_of(pod: Pod, spec: GpuGangSpec) -> str:

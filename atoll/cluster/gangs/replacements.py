@@ -153,7 +153,7 @@ def _models_of(member: GangMember, cluster: PlacementSnapshot) -> Iterator[str]:
 def _homes(members: Sequence[GangMember], node_domains: NodeDomains) -> list[tuple[GangMember, str]]:
     """Return the members that run or are about to, and their nodes; where none does, those that have ended well."""
     found = [(member, home) for member in members if (home := node_of(member)) in node_domains.paths]
-    running = [entry for entry in found if entry[0].stage in STARTED or entry[0].stage is MemberStage.GATED]
+    running = [entry for entry in found if entry[0].stage in STARTED]
     return running or [entry for entry in found if entry[0].stage is not MemberStage.FAILED]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.gangs.contention import usable_positions
+from atoll.cluster.gangs.queue import NOBODY
 from tests.builders import make_report
 from tests.cluster.gangs.test_replacements import PLACES, Ground
 
@@ -31,3 +32,19 @@ def test_a_gang_contends_for_the_cards_that_it_could_use(claim: dict[str, Any], 
     found = usable_positions(ground.gang.spec, asked.chosen, asked.requests, asked.node_domains, asked.cluster)
 
     assert found == dict.fromkeys(PLACES, positions)
+
+
+@pytest.mark.parametrize(
+    ("usable", "named"),
+    [
+        pytest.param({"n1": 0b0110}, "first", id="the first of both"),
+        pytest.param({"n1": 0b1000}, "second", id="what the second alone could use"),
+        pytest.param({"n1": 0b0001}, "", id="other GPUs of the node"),
+        pytest.param({"n2": 0b1111}, "", id="another node"),
+    ],
+)
+def test_a_gang_is_held_up_by_the_first_that_could_use_its_gpus(usable: dict[str, int], named: str) -> None:
+    """Under strict order, and by nobody else."""
+    ahead = NOBODY.with_gang("first", {"n1": 0b0110}).with_gang("second", {"n1": 0b1100})
+
+    assert ahead.in_the_way(usable) == named

@@ -153,6 +153,21 @@ def test_the_clock_starts_when_the_last_member_was_let_go() -> None:
     assert life.look(*members(STARTING, STARTING), after=2).act is GangAction.EVICT
 
 
+def test_members_that_wait_for_others_are_let_go_as_soon_as_they_can() -> None:
+    """They have to be near those, who are not bound yet; it may become too late for the gang."""
+    life = admitted(2)
+    early = life.look(member(0, STARTING), member(1, GATED, holds=True), after=WAITING.timeout_seconds - 1)
+    assert early.act is GangAction.UNGATE
+    assert early.again_seconds == 1
+    assert life.gang.status.phase == "Starting"
+
+    late = life.look(member(0, STARTING), member(1, GATED, holds=True), after=2)
+
+    assert late.act is GangAction.EVICT
+    assert [one.rank for one in late.members] == [0, 1]
+    assert life.condition(EVICTED) == ("True", "PodsReadyTimeout")
+
+
 def test_ready_and_succeeded_members_count_and_failed_ones_never() -> None:
     """Two ready, one succeeded, one failed of four: not ready. With the last one ready: ready."""
     life = admitted(4)
@@ -372,6 +387,21 @@ def test_a_pinned_member_that_is_refused_ends_the_admission() -> None:
     assert late.act is GangAction.EVICT
     assert life.condition(EVICTED) == ("True", "SchedulerRefused")
     assert life.gang.status.requeue_state.count == 1
+
+
+def test_nobody_waits_gated_for_a_member_that_is_refused() -> None:
+    """Those who have to be near it hold GPUs as long as it may come, and give them back with their gang; beside a gang
+    that runs, it alone is given up."""
+    life = admitted(2, ReadinessPolicy())
+    waits = member(1, GATED, holds=True)
+    assert life.look(refused(0, life.now), waits, after=REFUSED_SECONDS - 1).act is GangAction.UNGATE
+    late = life.look(refused(0, NOW), waits, after=1)
+    assert (late.act, [one.rank for one in late.members]) == (GangAction.EVICT, [0, 1])
+
+    ready = running(3, ReadinessPolicy())
+    stuck, waits = refused(1, ready.now), member(2, GATED, holds=True)
+    decision = ready.look(*members(READY), stuck, waits, after=STUCK_SECONDS)
+    assert (decision.act, decision.members) == (GangAction.DROP, (stuck,))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,17 @@ def test_ranks_follow_the_pod_sets_and_the_members_ranks() -> None:
     assert {read(one, names.LEADER) for one in found} == {"leader-0"}
     again = rendezvous_annotations(LED.spec, found, {one.uid for one in found})
     assert {one[names.HOSTS] for one in again.values()} == {"leader-0,workers-0,workers-1,workers-2"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "size"), [("7", "8"), ("999999", "1000000"), ("1000000", "1"), ("-1", "1"), ("first", "1")]
+)
+def test_a_rank_that_no_gang_can_have_counts_for_nothing(rank: str, size: str) -> None:
+    """A pod's annotations are read as they are, and anybody may have changed them."""
+    running, coming = annotated(asking(0), {names.RANK: rank}), asking(1)
+    (given,) = rendezvous_annotations(LED.spec, [running, coming], {coming.uid}).values()
+
+    assert given[names.WORLD_SIZE] == size
 
 
 def test_who_does_not_ask_has_no_rank() -> None:

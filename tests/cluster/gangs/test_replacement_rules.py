@@ -18,7 +18,8 @@ from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
-from atoll.cluster.objects import Node, Pod, StorageClass
+from atoll.cluster.objects import Node, Pod
+from atoll.cluster.storage import StorageClass
 from atoll.cluster.volume_fit import Volumes
 from tests.builders import make_pod
 from tests.cluster.gangs.builders import GATES, make_gang

@@ -33,11 +33,12 @@ class Ground:
 
     def __init__(self, running: dict[int, str], *, full: tuple[str, ...] = (), cordoned: tuple[str, ...] = (),
                  sick: tuple[str, ...] = (), silent: tuple[str, ...] = (), unheard: tuple[str, ...] = (),
-                 small: tuple[str, ...] = (), **spec: Any) -> None:  # fmt: skip
+                 small: tuple[str, ...] = (), ended: tuple[int, ...] = (), **spec: Any) -> None:  # fmt: skip
         self.gang = make_gang(8, **spec)
         self.ledger = Ledger()
         self.nodes = {name: self._node(name, cordoned=name in cordoned) for name in PLACES}
-        pods = [self._pod(number, node) for number, node in running.items()]
+        phases = {number: "Succeeded" if number in ended else "Running" for number in running}
+        pods = [self._pod(number, node, phases[number]) for number, node in running.items()]
         pods += [make_pod(f"f-{node}", gpus=8, node=node, allocation=make_allocation(node, *range(8))) for node in full]
         for name in PLACES.keys() - set(unheard):
             profile = "t4-4" if name in small else "dgx1-v100"
@@ -57,8 +58,8 @@ class Ground:
         }
         return decode_node(orjson.dumps(body))
 
-    def _pod(self, number: int, node: str) -> Pod:
-        return make_pod(f"p{number}", gpus=8, node=node, annotations=self._marks(number),
+    def _pod(self, number: int, node: str, phase: str) -> Pod:
+        return make_pod(f"p{number}", gpus=8, node=node, annotations=self._marks(number), phase=phase,
                         allocation=make_allocation(node, *range(8)))  # fmt: skip
 
     def _marks(self, number: int) -> dict[str, str]:
@@ -133,6 +134,18 @@ def required(level: str) -> dict[str, Any]:
 def test_a_replacement_goes_where_its_gang_is_bound_to(spec: Any, full: Any, places: Any) -> None:
     """Racks of one name in two blocks are two racks; what is required is never left, what is not is kept near."""
     assert Ground({0: "n1"}, full=full, **spec).place(1) == places
+
+
+@pytest.mark.parametrize(
+    ("running", "ended", "full", "places"),
+    [
+        pytest.param({0: "n3"}, (0,), ("n3",), {1: "n4"}, id="nobody runs: where those are that have done their work"),
+        pytest.param({0: "n1", 2: "n5"}, (0,), (), {1: "n6"}, id="one runs: beside that one"),
+    ],
+)
+def test_a_replacement_goes_beside_those_that_run(running: Any, ended: Any, full: Any, places: Any) -> None:
+    """The rack that is required is theirs. Members that have ended say where it is only while nobody runs."""
+    assert Ground(running, ended=ended, full=full, **required(RACK)).place(1) == places
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from atoll.api.gangs import (
 from atoll.api.times import seconds_of, text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.gangs import conditions, lifecycle
+from atoll.cluster.gangs.kueue_topology import contradiction
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import open_gate, status_assignment
 from atoll.cluster.gangs.membership import MemberStage, members_of, pod_set_of, stage_of
@@ -599,3 +600,44 @@ def test_pinning_only_tightens(affinity: Any, terms: Any) -> None:
 
     assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == terms
     assert spec["schedulingGates"] == [{"name": "other"}]
+
+
+SLICES, TWOS = [{"level": HOST, "size": 4}], [{"level": HOST, "size": 2}]
+SLICED = {"slice-required-topology": HOST, "slice-size": "4"}
+LED = [{"name": "workers", "count": 8, "group": "g"}, {"name": "leader", "count": 1, "group": "g"}]
+
+
+@pytest.mark.parametrize(
+    ("pod_sets", "pod_set", "asked", "agrees"),
+    [
+        pytest.param([{"name": "workers", "count": 8}], "workers", SLICED, False, id="slices of which no gang knows"),
+        pytest.param(
+            [{"name": "workers", "count": 8, "topology": {"mode": "unconstrained", "slices": SLICES}}],
+            "workers", SLICED, True, id="the same slices",
+        ),
+        pytest.param(
+            [{"name": "workers", "count": 8, "topology": {"mode": "unconstrained", "slices": TWOS}}],
+            "workers", SLICED, False, id="slices of another size",
+        ),
+        pytest.param(
+            [{**LED[0], "topology": {"mode": "required", "level": RACK, "slices": TWOS}}, LED[1]],
+            "leader", {**SLICED, "required-topology": RACK, "group-name": "g"}, True, id="a leader, who has no slices",
+        ),
+        pytest.param(
+            [{**LED[0], "topology": {"mode": "required", "level": RACK}}, LED[1]],
+            "workers", {**SLICED, "required-topology": RACK, "group-name": "g"}, False, id="its workers have some",
+        ),
+        pytest.param(LED, "workers", {"group-name": "h"}, False, id="another group"),
+    ],
+)  # fmt: skip
+def test_what_kueues_annotations_ask_for_is_said_by_the_gang_or_a_contradiction(
+    pod_sets: list[dict[str, Any]], pod_set: str, asked: dict[str, str], agrees: bool
+) -> None:
+    """The gang waits then, and says which pod asks for what."""
+    spec = GpuGangSpec.model_validate({"podSets": pod_sets})
+    pod = make_pod("p", annotations={f"kueue.x-k8s.io/podset-{key}": value for key, value in asked.items()})
+
+    found = contradiction(pod, spec, pod_set)
+
+    assert (found == "") == agrees
+    assert agrees or (pod.metadata.name in found and "remove the annotations" in found)
