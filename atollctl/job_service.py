@@ -6,7 +6,7 @@ be reached.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -239,16 +239,24 @@ def show_logs(
     *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the container ends.")] = False,
 ) -> None:
-    """Print the logs of a pod of a job."""
+    """Print the logs of a pod of a job; those in the archive once its pods are gone."""
     client = client_of(server, token_file, ca, cluster)
     query: dict[str, Any] = {"tail": tail, "follow": str(follow).lower()} | ({"pod": pod} if pod else {})
     found = _job(client, job)
     try:
-        answer = client.stream(f"/{found['id']}/logs", query, lambda chunk: typer.echo(chunk, nl=False))
+        path, echo = f"/{found['id']}/logs", lambda chunk: typer.echo(chunk, nl=False)
+        answer = client.stream(path, query, echo, begin=_say_archive)
     except ServiceUnreachable as error:
         refuse(str(error), STATUS_UNREACHABLE)
     if answer is not None:
         refuse(answer.told(), STATUS_WAITS)
+
+
+def _say_archive(headers: Mapping[str, str]) -> None:
+    """Say on standard error that a log is from the archive."""
+    place = {name.lower(): value for name, value in headers.items()}.get("atoll-log-archive")
+    if place is not None:
+        typer.echo(f"the pod is gone: its log as archived in {plain(place)}", err=True)
 
 
 def client_of(
@@ -324,6 +332,8 @@ def _facts(one: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Started", one["started_at"] or ""),
         ("Ended", one["ended_at"] or ""),
         ("Checkpoint", _checkpoint_text(one.get("last_checkpoint"))),
+        ("Logs", _archive_text(one.get("log_archive", []))),
+        ("Offer", _offer_text(one.get("topology_wait"), one["status"])),
     ]
     return [(label, value) for label, value in rows if value]
 
@@ -333,6 +343,19 @@ def _checkpoint_text(told: Mapping[str, Any] | None) -> str:
         return ""
     numbers = ", ".join(f"{key} {told[key]}" for key in ("step", "epoch", "loss") if told[key] is not None)
     return f"{numbers}; saved {told['created_at']} to {told['storage_key']}"
+
+
+def _archive_text(kept: Sequence[Mapping[str, Any]]) -> str:
+    """Return where the logs of the newest archived attempt are; else why there are none."""
+    there = [one["folder"] for one in kept if not all(one["pods"].values())]
+    return there[-1] if there else "; ".join(f"not archived: {one['message']}" for one in kept[-1:] if one["message"])
+
+
+def _offer_text(wait: Mapping[str, Any] | None, status: str) -> str:
+    offer = (wait or {}).get("offer")
+    if offer is None or status in ENDED:
+        return ""
+    return f"it fitted with topology {offer['suggested']} at {offer['at']}; {offer['slower']}"
 
 
 def _cost_facts(one: Mapping[str, Any], cost: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -122,10 +122,19 @@ class ServiceClient:
                 problem = error
         raise ServiceUnreachable(f"cannot reach the job service at {self.url}: {_reason(problem)}") from problem
 
-    def stream(self, path: str, query: Mapping[str, Any], take: Callable[[bytes], None]) -> ServiceAnswer | None:
-        """Pass each chunk of the response to `take`; return a refusal, or None. Raises ServiceUnreachable."""
+    def stream(
+        self,
+        path: str,
+        query: Mapping[str, Any],
+        take: Callable[[bytes], None],
+        *,
+        begin: Callable[[Mapping[str, str]], None] = lambda _headers: None,
+    ) -> ServiceAnswer | None:
+        """Pass the headers of the response to `begin` and each chunk to `take`; return a refusal, or None. Raises
+        ServiceUnreachable."""
         try:
             with self._opened("GET", path, query, None, {}, FOLLOW_SECONDS) as answer:
+                begin(dict(answer.headers.items()))
                 while chunk := answer.read1(CHUNK_BYTES):
                     take(chunk)
             return None

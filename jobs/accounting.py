@@ -63,6 +63,7 @@ class GpuAccounting:
         self._wake = wake
         self._changed = asyncio.Event()
         self._looked_seconds: float | None = None
+        self._budget_failures_count = 0
         self.gpus: Counter[TimeUse] = Counter()
         """GPUs in each state at the last look."""
         mirror.on_change(self._observe)
@@ -72,6 +73,9 @@ class GpuAccounting:
         gpus = Series(metrics.gauge("gpus", "GPUs by what their time goes into", labels=("use",)))
         metrics.before_page(
             lambda: gpus.tell({(use.value,): self.gpus[use] / WHOLE_PPM for use in TimeUse} if self.gpus else {})
+        )
+        metrics.counter_of(
+            "budget_failures", "Spent budgets that could not be acted on", lambda: self._budget_failures_count
         )
         metrics.gauge_of(
             "usage_age_seconds", "Time since the GPUs were recorded; NaN before the first time", self._age_seconds
@@ -113,6 +117,7 @@ class GpuAccounting:
         try:
             decided = await self._database.write(lambda session: spend(session, job_id, now))
         except (JobServiceError, IllegalStep) as error:
+            self._budget_failures_count += 1
             log.warning("Could not act on a budget", job=job_id, err=str(error))
             return
         if decided is not None:

@@ -6,10 +6,10 @@ Each function is the work of one transaction. What to write is decided in atoll.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.orm import Session
 
 from atoll.jobs.costs.estimates import JobKind
@@ -38,6 +38,8 @@ from jobs.store import ask_to_cancel, ask_to_pause, get_job, note_budget, resume
 
 FINALS_MAX: Final = 200
 """Ended jobs whose cost is settled in one transaction."""
+SPAN_COLUMNS: Final = tuple(GpuSpanRecord.__table__.columns)
+"""All there is of a span: thousands are read at every look, and few of them change."""
 BUDGET_ACTOR: Final = "the job's budget"
 
 
@@ -56,12 +58,12 @@ def observe_gpus(
         select(UsageClockRecord).where(UsageClockRecord.cluster_id == cluster_id).with_for_update()
     ).one_or_none()
     mine = (GpuSpanRecord.cluster_id == cluster_id, GpuSpanRecord.ended_at.is_(None))
-    rows = {row.gpu: row for row in session.scalars(select(GpuSpanRecord).where(*mine))}
-    spans = {gpu: OpenSpan(fact_of(row), row.started_at) for gpu, row in rows.items()}
+    rows = session.execute(select(*SPAN_COLUMNS).where(*mine))
+    spans = {row.gpu: OpenSpan(fact_of(row), row.started_at) for row in rows}
     known = _resolved(session, facts, tenant_of)
     seen = clock.seen_at if clock is not None else None
     changes = advance(spans, known, seen=seen, now=now, gap_seconds=gap_seconds)
-    _write(session, cluster_id, rows, changes, gone=spans.keys() - known.keys() if _passes(seen, now) else set())
+    _write(session, cluster_id, changes, gone=spans.keys() - known.keys() if _passes(seen, now) else set())
     if clock is None:
         session.add(UsageClockRecord(cluster_id=cluster_id, seen_at=now))
     elif now > clock.seen_at:
@@ -77,11 +79,8 @@ def _resolved(session: Session, facts: Mapping[str, GpuFact], tenant_of: Callabl
     """Return the facts with the accounts of their jobs. A pod may carry any label: it counts as a job's only in the
     namespace of that job, else its namespace says whose it is."""
     ids = {fact.account.job_id for fact in facts.values()} - {""}
-    jobs = {
-        job.id: job
-        for one in _chunks(sorted(ids))
-        for job in session.scalars(select(JobRecord).where(JobRecord.id.in_(one)))
-    }
+    owners = select(JobRecord.id, JobRecord.namespace, JobRecord.tenant_id, JobRecord.project_id, JobRecord.created_by)
+    jobs = {job.id: job for one in _chunks(sorted(ids)) for job in session.execute(owners.where(JobRecord.id.in_(one)))}
 
     def resolved(fact: GpuFact) -> GpuFact:
         held = fact.account
@@ -101,16 +100,13 @@ def _chunks(ids: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
         yield ids[start : start + size]
 
 
-def _write(
-    session: Session, cluster_id: str, rows: Mapping[str, GpuSpanRecord], changes: SpanChanges, *, gone: Iterable[str]
-) -> None:
+def _write(session: Session, cluster_id: str, changes: SpanChanges, *, gone: Iterable[str]) -> None:
     """Close the open rows that end, or drop those of no length; then add the others."""
     ended = {(span.fact.gpu, span.fact.use, span.start): span for span in changes.ended}
-    for gpu in {*(one.fact.gpu for one in changes.begun), *gone}:
-        row = rows.get(gpu)
-        if row is None:
-            continue
-        span = ended.pop((gpu, TimeUse(row.use), row.started_at), None)
+    mine = select(GpuSpanRecord).where(GpuSpanRecord.cluster_id == cluster_id, GpuSpanRecord.ended_at.is_(None))
+    touched = sorted({*(one.fact.gpu for one in changes.begun), *gone})
+    for row in [row for one in _chunks(touched) for row in session.scalars(mine.where(GpuSpanRecord.gpu.in_(one)))]:
+        span = ended.pop((row.gpu, TimeUse(row.use), row.started_at), None)
         if span is None:
             session.delete(row)
         else:
@@ -145,8 +141,8 @@ def _row(cluster_id: str, fact: GpuFact, start: datetime, end: datetime | None) 
     )
 
 
-def fact_of(row: GpuSpanRecord) -> GpuFact:
-    """Return what a row says of its GPU."""
+def fact_of(row: GpuSpanRecord | Row[Any]) -> GpuFact:
+    """Return what a row says of its GPU, a whole one or its SPAN_COLUMNS."""
     account = GpuAccount(row.tenant, row.project, row.user, row.namespace, row.job_id, row.pod_uid)
     use = TimeUse(row.use)
     return GpuFact(row.gpu, row.node, row.model, use, account, row.share_ppm, row.price_micros, row.held_since)
@@ -180,7 +176,7 @@ def spans_between(session: Session, wanted: UsageFilter, start: datetime, end: d
             one = GpuSpanRecord.tenant == tenant
             theirs = theirs | (one if project is None else one & (GpuSpanRecord.project == project))
         where.append(theirs)
-    rows = session.scalars(select(GpuSpanRecord).where(*where))
+    rows = session.execute(select(*SPAN_COLUMNS).where(*where))
     return [GpuSpan(fact_of(row), row.started_at, row.ended_at or max(seen, row.started_at)) for row in rows]
 
 
@@ -204,8 +200,9 @@ def budgeted_ids(session: Session, cluster_id: str) -> Sequence[str]:
         GpuSpanRecord.cluster_id == cluster_id, GpuSpanRecord.ended_at.is_(None), GpuSpanRecord.job_id != ""
     )
     ended = [state.value for state in ENDED]
-    jobs = session.scalars(select(JobRecord).where(JobRecord.id.in_(holding), JobRecord.state.not_in(ended)))
-    return [job.id for job in jobs if (job.document.get("intent") or {}).get("budget_cap") is not None]
+    cap = JobRecord.document["intent"]["budget_cap"].as_float()
+    where = (JobRecord.id.in_(holding), JobRecord.state.not_in(ended), cap.is_not(None))
+    return session.scalars(select(JobRecord.id).where(*where)).all()
 
 
 def spend(session: Session, job_id: str, now: datetime) -> BudgetDecision | None:

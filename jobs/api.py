@@ -4,14 +4,13 @@ Every response is a record, a page, a stream, or problem details (RFC 9457). The
 authenticate the caller, find the job and check that the caller may see it, check that the caller may do this.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final
 
 import structlog
 from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -23,7 +22,6 @@ from atoll.jobs.permissions import AccessAnswer, JobOwnership, JobPermission, se
 from atoll.jobs.queue_file import QueueFile
 from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, Priority, SourceType
-from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.accounts import resume_within
 from jobs.api_parts import (
@@ -45,10 +43,10 @@ from jobs.creating import created_job
 from jobs.endpoint_routes import add_endpoint_routes
 from jobs.errors import JobServiceError
 from jobs.exec_routes import add_exec_routes
+from jobs.log_routes import add_log_routes
 from jobs.offer_routes import add_offer_routes
 from jobs.page.gpus import add_gpu_routes
 from jobs.page.routes import add_page_routes
-from jobs.pod_logs import NoPods
 from jobs.problems import (
     ApiRefusal,
     FieldFault,
@@ -79,7 +77,6 @@ log = structlog.get_logger(__name__)
 
 JOBS: Final = "/api/clusters/{cluster}/jobs"
 JOB: Final = JOBS + "/{job_id}"
-TAIL_MAX: Final = 100_000
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -96,17 +93,7 @@ def build_api(parts: ApiParts) -> FastAPI:
     app.post(JOB + "/pause", responses=documented(401, 403, 404, 409, 422, 429, 503))(pause)
     app.post(JOB + "/resume", responses=documented(401, 403, 404, 409, 422, 429, 503))(resume)
     app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
-    app.get(
-        JOB + "/logs",
-        response_class=StreamingResponse,
-        responses=documented(401, 403, 404, 409, 422, 429, 503)
-        | {
-            200: {
-                "description": "the output of the containers",
-                "content": {"text/plain": {"schema": {"type": "string"}}},
-            }
-        },
-    )(show_logs)
+    add_log_routes(app)
     add_usage_routes(app)
     add_exec_routes(app)
     add_audit_routes(app)
@@ -245,40 +232,6 @@ async def show_events(asked: OneJob, page: PageNumber = 1, page_size: PageSize =
         lambda session: list_events(session, asked.job_id, page=page, page_size=page_size)
     )
     return JobEventListView(items=event_views(records), page=page, page_size=page_size, total=total)
-
-
-async def show_logs(
-    asked: OneJob,
-    tail: Annotated[int, Query(ge=0, le=TAIL_MAX, description="lines to return, from the end")] = 100,
-    follow: Annotated[bool, Query(description="keep streaming new lines")] = False,  # noqa: FBT002
-    pod: Annotated[
-        str | None, Query(max_length=253, description="name of a pod of the job; its first pod by default")
-    ] = None,
-) -> StreamingResponse:
-    """Stream the logs of a pod of a job."""
-    record = await asked.allowed(JobPermission.LOGS)
-    chunks = asked.parts.logs.read(record, pod=pod, tail=tail, follow=follow)
-    try:
-        first = await anext(chunks, b"")
-    except NoPods as error:
-        raise ApiRefusal(problem(409, "no-pods", "No pods", str(error))) from error
-    except ApiError as error:
-        raise ApiRefusal(problem(409, "no-logs", "No logs", f"the cluster returns no logs: {error.message}")) from error
-    except KubeError as error:
-        raise ApiRefusal(problem(503, "unavailable", "The cluster does not answer", str(error))) from error
-    return StreamingResponse(_chained(first, chunks), media_type="text/plain; charset=utf-8")
-
-
-async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield a stream whose first chunk was read ahead. A lost connection ends it: its status was sent already."""
-    try:
-        yield first
-        async for chunk in rest:
-            yield chunk
-    except KubeError as error:
-        log.info("Lost the logs of a pod", err=str(error))
-    finally:
-        await rest.aclose()
 
 
 # Errors

@@ -21,6 +21,7 @@ from jobs.chooser import ClusterChooser
 from jobs.cluster_store import list_clusters
 from jobs.database import Database
 from jobs.limits import RateLimits
+from jobs.log_archive import LogArchive
 from jobs.pod_exec import CommandRunner
 from jobs.pod_logs import LogReader
 from jobs.problems import ApiRefusal, not_found, problem
@@ -64,6 +65,8 @@ class ApiParts:
     service_id: str
     now: Callable[[], datetime]
     wake: Callable[[str], None]
+    archive: LogArchive | None = None
+    """Of the logs of pods that are gone."""
     terminals: Counter[str] = field(default_factory=Counter)
     """Open ones, by caller."""
 

@@ -15,7 +15,7 @@ from atoll.api import job_names, names
 from atoll.cluster.quantities import parse_amount
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.choosing import ClusterOffer, ClusterWish, ScoreSheet, choose_cluster
-from atoll.jobs.fitting import ExpectedEnd, capacity_of, fit_of, pods_at_once, workers_of
+from atoll.jobs.fitting import ExpectedEnd, GpuCapacity, capacity_of, fit_of, pods_at_once, workers_of
 from atoll.jobs.model import Job
 from atoll.jobs.queue_file import TenantQueue
 from atoll.jobs.rendering import Rendered
@@ -26,14 +26,14 @@ from atoll.kube.errors import KubeError, NotFound
 from atoll.kube.snapshots import read_snapshot
 from atoll.ml.attributes import Accelerator, MlAttributes
 from atoll.ml.matching import impossible_tpu
-from jobs.cluster_store import ClusterState, list_clusters, running_jobs
+from jobs.cluster_store import ClusterState, RunningJob, list_clusters, running_jobs
 from jobs.database import Database
 from jobs.errors import RecordUnreadable
 from jobs.links import ClusterLinks, told
 from jobs.problems import ApiRefusal
 from jobs.queue_places import place_in
 from jobs.queue_store import queue_file_of, queues_in
-from jobs.records import JobRecord, RegisteredCluster
+from jobs.records import RegisteredCluster
 from jobs.searching import SearchThread
 
 ANSWER_SECONDS: Final = 10.0
@@ -90,6 +90,7 @@ class ClusterChooser:
         self._rendering = rendering
         self._now = now
         self._searches = SearchThread("choices of clusters", turns_max=CHOICES_MAX, seconds_max=CHOICE_SECONDS_MAX)
+        self._capacities: dict[str, tuple[ClusterSnapshot, Sequence[GpuCapacity]]] = {}
 
     async def choose(self, job: Job, rendered: Rendered, *, tenant: str, namespace: str) -> ScoreSheet:
         """Return the score sheet of a job over all clusters. Raises SearchesBusy, SearchTooLong, and SQLAlchemy's
@@ -155,10 +156,20 @@ class ClusterChooser:
         ends = expected_ends(found, running, now)
         return replace(
             base,
-            capacity=await search.run(partial(capacity_of, found)),
+            capacity=await self._capacity_of(cluster, found, search),
             quota=quota_of(place.queue) if place.queue is not None else None,
             fit=await search.run(partial(fit_of, found, place.rendered, namespace=namespace, ends=ends)),
         )
+
+    async def _capacity_of(
+        self, cluster: RegisteredCluster, found: ClusterSnapshot, search: SearchThread
+    ) -> Sequence[GpuCapacity]:
+        """Return the capacity in a snapshot, which is counted once for all jobs that meet the same one."""
+        of, capacity = self._capacities.get(cluster.id, (NO_SNAPSHOT, ()))
+        if of is not found:
+            capacity = await search.run(partial(capacity_of, found))
+            self._capacities[cluster.id] = (found, capacity)
+        return capacity
 
 
 async def looked_at(cluster: RegisteredCluster, source: SnapshotSource) -> tuple[ClusterSnapshot | None, str]:
@@ -202,19 +213,13 @@ def quota_of(queue: TenantQueue) -> int | None:
     return sum(parse_amount("gpu", one.nominal) + parse_amount("gpu", one.borrow or "0") for one in amounts)
 
 
-def expected_ends(found: ClusterSnapshot, running: Sequence[JobRecord], now: datetime) -> list[ExpectedEnd]:
+def expected_ends(found: ClusterSnapshot, running: Sequence[RunningJob], now: datetime) -> list[ExpectedEnd]:
     """Return when the running jobs of the service are expected to end, by their duration or longest run time."""
     pods: dict[str, set[str]] = {}
     for pod in found.pods:
         pods.setdefault(pod.metadata.labels.get(job_names.JOB_ID, ""), set()).add(pod.metadata.uid)
-    ends = []
-    for record in running:
-        if record.started_at is None or record.id not in pods:
-            continue
-        intent, policy = record.document.get("intent") or {}, record.document.get("policy") or {}
-        seconds = intent.get("expected_duration_hint") or policy.get("max_runtime")
-        if seconds is None:
-            continue
-        left = seconds - (now - record.started_at).total_seconds()
-        ends.append(ExpectedEnd(max(0.0, left), frozenset(pods[record.id])))
-    return ends
+    return [
+        ExpectedEnd(max(0.0, job.seconds - (now - job.started_at).total_seconds()), frozenset(pods[job.id]))
+        for job in running
+        if job.started_at is not None and job.seconds is not None and job.id in pods
+    ]

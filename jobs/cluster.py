@@ -4,23 +4,25 @@ Every read goes to the API server, never to a cache, so an answer is proof. Ever
 object, and `may_write` is checked before every write.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from atoll.api import job_names, names
+from atoll.api.depth import at_any_depth
 from atoll.jobs.facts import JobFacts, QuotaFacts
 from atoll.jobs.queue_objects import KUEUE_API
 from atoll.jobs.rendering import Object
 from atoll.jobs.states import JobState
 from atoll.kube import paths
-from atoll.kube.api import Api
+from atoll.kube.api import StreamingApi
 from atoll.kube.errors import AlreadyExists, Conflict, LeadershipLost, NotFound
 from atoll.kube.patches import delete_options
 from jobs.objects import WORKLOADS
-from jobs.reading import decode_pod, decode_quota, decode_workload
+from jobs.reading import decode_note, decode_pod, decode_quota, decode_workload
 from jobs.records import JobRecord
 
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -37,6 +39,8 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
 PODS: Final = ("v1", "pods")
 KEPT: Final = "PersistentVolumeClaim"
 """Holds checkpoints: the only kind that this service never removes."""
+LOG_SILENCE_SECONDS: Final = 10.0
+"""A kubelet that sends nothing more of a log for this long is not waited for."""
 KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"
 COPY: Final = "kueue.x-k8s.io/multikueue-origin"
 """Label of what MultiKueue copied here from another cluster, with all labels: it belongs to the copy's manager."""
@@ -54,7 +58,7 @@ class _Head(msgspec.Struct, frozen=True):
     metadata: _Metadata
 
 
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_head = at_any_depth(msgspec.json.Decoder(_Head).decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ class FoundObject:
 class JobCluster:
     """One cluster."""
 
-    def __init__(self, api: Api, *, name: str, service_id: str, may_write: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, api: StreamingApi, *, name: str, service_id: str, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self.name = name
         self._api = api
         self._may_write = may_write
@@ -130,6 +136,13 @@ class JobCluster:
         listing = await self._api.list(paths.pods(record.namespace), _decode_head, params=params)
         return tuple(_found("Pod", one.metadata) for one in listing.items)
 
+    async def output(self, namespace: str, pod: str) -> AsyncGenerator[bytes, None]:
+        """Yield the whole log of a pod. Raises KubeError."""
+        path = paths.pods(namespace, pod, "log")
+        async with aclosing(self._api.stream(path, {}, silence_seconds=LOG_SILENCE_SECONDS)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
     async def remove_pods(self, pods: Sequence[FoundObject]) -> None:
         """Delete pods whose Job or Deployment is gone."""
         for pod in pods:
@@ -147,7 +160,16 @@ class JobCluster:
         pods = await self._api.list(paths.pods(record.namespace), decode_pod, params=params)
         is_asked = workload.is_suspended or record.state in (JobState.QUEUED, JobState.PREEMPTED)
         quota = await self._quota(record, workload.uid) if is_asked else None
+        is_starting = kind == "Job" and record.state == JobState.ADMITTED and not workload.is_suspended
+        if is_starting and not pods.items:
+            workload = replace(workload, refused=await self._refusal(record, workload.uid))
         return JobFacts(workload, tuple(sorted(pods.items, key=lambda pod: pod.name)), quota)
+
+    async def _refusal(self, record: JobRecord, uid: str) -> str:
+        """Return why the pods of a Job cannot be created, which only an event tells; empty if none does."""
+        params = {"fieldSelector": f"regarding.uid={uid},reason=FailedCreate"}
+        listing = await self._api.list(paths.events(record.namespace), decode_note, params=params)
+        return listing.items[-1] if listing.items else ""
 
     async def _quota(self, record: JobRecord, uid: str) -> QuotaFacts:
         """Return what Kueue says about a Job's quota; nothing of a Deployment: its pods have their own Workloads."""

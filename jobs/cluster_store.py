@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -148,7 +148,18 @@ def job_counts(session: Session, name: str) -> dict[str, int]:
     return {row[0]: row[1] for row in session.execute(counted)}
 
 
-def running_jobs(session: Session, name: str) -> Sequence[JobRecord]:
+class RunningJob(NamedTuple):
+    """A job that runs. `seconds`: how long it is expected to run, by its hint or at most; None without either."""
+
+    id: str
+    started_at: datetime | None
+    seconds: float | None
+
+
+def running_jobs(session: Session, name: str) -> Sequence[RunningJob]:
     """Return the jobs of a cluster that run now."""
     where = (JobRecord.cluster_id == name, JobRecord.state == JobState.RUNNING.value)
-    return session.scalars(select(JobRecord).where(*where)).all()
+    hint = JobRecord.document["intent"]["expected_duration_hint"].as_float()
+    longest = JobRecord.document["policy"]["max_runtime"].as_float()
+    asked = select(JobRecord.id, JobRecord.started_at, func.coalesce(hint, longest)).where(*where)
+    return [RunningJob(*row) for row in session.execute(asked)]

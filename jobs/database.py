@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from jobs.errors import DatabaseUnfit
@@ -44,6 +44,8 @@ class Database:
         self._engine = engine
         # Writers of SQLite wait for each other here: where it waits itself, it sleeps up to 0.1 s and looks again.
         is_sqlite = engine.dialect.name == "sqlite"
+        self.failures_count = 0
+        """Transactions that the database did not carry out."""
         self._turn: AbstractContextManager[object] = threading.Lock() if is_sqlite else nullcontext()
 
     async def read(self, work: Callable[[Session], T]) -> T:
@@ -56,9 +58,13 @@ class Database:
 
     def _run(self, work: Callable[[Session], T], *, writes: bool) -> T:
         turn = self._turn if writes else nullcontext()
-        with turn, Session(self._engine, expire_on_commit=False) as session, session.begin():
-            session.connection(execution_options={WRITES: writes})
-            return work(session)
+        try:
+            with turn, Session(self._engine, expire_on_commit=False) as session, session.begin():
+                session.connection(execution_options={WRITES: writes})
+                return work(session)
+        except (OperationalError, InterfaceError):
+            self.failures_count += 1
+            raise
 
     def close(self) -> None:
         """Close every connection."""

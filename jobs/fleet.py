@@ -30,6 +30,7 @@ from jobs.cluster_store import ClusterState, list_clusters, note_health
 from jobs.database import Database
 from jobs.following import WATCHED, JobFollower
 from jobs.links import ClusterLinks, told
+from jobs.log_archive import LogArchive
 from jobs.queue_cluster import QueueCluster
 from jobs.queue_keeper import QueueKeeper
 from jobs.reconciler import JobReconciler
@@ -52,6 +53,8 @@ class ClusterWork:
         self._fleet = fleet
         self.cluster = cluster
         self.follower: JobFollower | None = None
+        self.is_unreachable = False
+        """At the last look after its health."""
 
     # What the reconciler asks for while the cluster is drained
 
@@ -90,7 +93,9 @@ class ClusterWork:
         fleet, name = self._fleet, self.cluster.id
         client = await fleet.links.client(self.cluster)
         jobs = JobCluster(client, name=name, service_id=fleet.service_id, may_write=fleet.may_write)
-        reconciler = JobReconciler(fleet.database, jobs, fleet.rendering, fleet.clock, mover=self)
+        reconciler = JobReconciler(
+            fleet.database, jobs, fleet.rendering, fleet.clock, mover=self, archive=fleet.archive
+        )
         self.follower = JobFollower(
             client,
             fleet.database,
@@ -129,6 +134,7 @@ class ClusterWork:
 
     async def _note_health(self) -> None:
         found, trouble = await looked_at(self.cluster, self._fleet.source)
+        self.is_unreachable = found is None
         loop, thread = asyncio.get_running_loop(), self._fleet.capacity_thread
         capacity = await loop.run_in_executor(thread, capacity_of, found) if found is not None else None
         now, name = self._fleet.clock.now(), self.cluster.id
@@ -182,6 +188,7 @@ class ClusterFleet:
         service_id: str,
         may_write: Callable[[], bool],
         accounts: Callable[[ClusterMirror, str], GpuAccounting],
+        archive: LogArchive | None,
     ) -> None:
         self.database = database
         self.links = links
@@ -194,6 +201,7 @@ class ClusterFleet:
         self.may_write = may_write
         self.accounts = accounts
         """Makes what records the GPU time of another cluster than the service's own."""
+        self.archive = archive
         self.capacity_thread = ThreadPoolExecutor(1, thread_name_prefix="capacity")
         """Counts the GPUs of each cluster in turn, which takes seconds in a large one."""
         self.works: dict[str, ClusterWork] = {}
@@ -209,6 +217,16 @@ class ClusterFleet:
     def queue_length(self) -> int:
         """Return how many jobs wait to be reconciled."""
         return sum(len(work.follower.queue) for work in self.works.values() if work.follower is not None)
+
+    @property
+    def unreachable_count(self) -> int:
+        """Return how many clusters could not be read at the last look."""
+        return sum(work.is_unreachable for work in self.works.values())
+
+    def resync_age_seconds(self) -> float:
+        """Return the longest time since all jobs of a cluster were looked at; NaN for a process that does not lead."""
+        ages = [work.follower.resync_age_seconds() for work in self.works.values() if work.follower is not None]
+        return max(ages, default=math.nan)
 
     def home_trouble(self) -> str | None:
         """Return why the service's own cluster was not resynced; None if it was."""

@@ -63,6 +63,7 @@ class JobFollower:
         self._workers = workers
         self._resync_seconds = resync_seconds
         self.queue: WorkQueue[str] = WorkQueue(clock)
+        self._resynced_seconds = clock.monotonic_seconds()
         self.last_resync_error = "the first resync has not finished yet"
         decode = msgspec.json.Decoder(_Labelled).decode
         self.reflectors: dict[str, Reflector[Any]] = {
@@ -91,11 +92,16 @@ class JobFollower:
             try:
                 await self.look_at_all()
                 self.last_resync_error = ""
+                self._resynced_seconds = self._clock.monotonic_seconds()
             except Exception as error:  # noqa: BLE001 - cluster or database may be down; the next resync tries again
                 self.last_resync_error = f"{type(error).__name__}: {error}".partition("\n")[0]
                 log.warning("Resync failed", err=self.last_resync_error)
             seconds = RESYNC_RETRY_SECONDS if self.last_resync_error else self._resync_seconds
             await self._clock.sleep(seconds)
+
+    def resync_age_seconds(self) -> float:
+        """Return the time since all active jobs were looked at, or since the start before the first time."""
+        return self._clock.monotonic_seconds() - self._resynced_seconds
 
     async def _follow_records(self) -> None:
         """Reconcile jobs that another replica's API created or cancelled."""

@@ -7,19 +7,17 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
 
 from atoll.jobs.permissions import JobPermission
-from atoll.jobs.relaxing import TopologyOffer, offer_of
+from atoll.jobs.relaxing import TopologyOffer
 from atoll.jobs.states import ENDED, JobState
 from atoll.jobs.words import TopologyConstraint
 from jobs.asking import OneJob
-from jobs.chooser import expected_ends
 from jobs.cluster_store import get_cluster, running_jobs
+from jobs.offers import OFFER_SECONDS_MAX, offer_to
 from jobs.problems import ApiRefusal, documented, problem
 from jobs.searching import SearchThread
 from jobs.views import job_of
 
 OFFER: Final = "/api/clusters/{cluster}/jobs/{job_id}/topology-offer"
-SECONDS_MAX: Final = 60.0
-"""How long an offer may take: it searches the cluster several times."""
 
 
 class TopologyOfferView(BaseModel):
@@ -34,7 +32,7 @@ class TopologyOfferView(BaseModel):
 
 def add_offer_routes(app: FastAPI) -> None:
     """Add the route to the application."""
-    app.state.offers = SearchThread("offers", turns_max=1, seconds_max=SECONDS_MAX)
+    app.state.offers = SearchThread("offers", turns_max=1, seconds_max=OFFER_SECONDS_MAX)
     app.get(OFFER, responses=documented(401, 404, 422, 429, 503))(show_offer)
 
 
@@ -51,17 +49,8 @@ async def show_offer(asked: OneJob, request: Request) -> TopologyOfferView:
     if found is None:
         told = problem(503, "unavailable", "The cluster does not answer", trouble)
         raise ApiRefusal(told, headers={"Retry-After": "2"})
-    now = parts.now()
     offers: SearchThread = request.app.state.offers
-    compute = partial(
-        offer_of,
-        found,
-        job,
-        parts.rendering,
-        namespace=record.namespace,
-        ends=expected_ends(found, running, now),
-        now_seconds=now.timestamp(),
-    )
+    compute = partial(offer_to, record, found, parts.rendering, running=running, now=parts.now())
     async with offers.turn() as search:
         return _view(await search.run(compute))
 

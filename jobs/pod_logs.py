@@ -1,4 +1,4 @@
-"""Logs of a job's containers, streamed from the kubelet through the API server. Nothing is stored."""
+"""Logs of a job's containers, streamed from the kubelet through the API server."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing

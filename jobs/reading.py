@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from atoll.api import names
+from atoll.api.depth import at_any_depth
 from atoll.jobs.facts import DISRUPTIONS, PodFacts, QuotaFacts, WorkloadFacts
 from atoll.jobs.last_checkpoint import LastCheckpoint, checkpoint_in
 from atoll.jobs.queue_objects import MULTIKUEUE
@@ -121,17 +122,23 @@ class _KueueWorkload(msgspec.Struct, frozen=True):
     status: _KueueStatus = _KueueStatus()
 
 
-_workloads = msgspec.json.Decoder(_Workload)
+class _Event(msgspec.Struct, frozen=True):
+    note: str = ""
+
+
+_decode_workload = at_any_depth(msgspec.json.Decoder(_Workload).decode)
 _pods = msgspec.json.Decoder(_Pod)
+_events = msgspec.json.Decoder(_Event)
 _kueue_workloads = msgspec.json.Decoder(_KueueWorkload)
 
 
 def decode_workload(kind: str, raw: bytes) -> WorkloadFacts:
     """Return the facts of a Job or Deployment. Raises msgspec.MsgspecError."""
-    one = _workloads.decode(raw)
+    one = _decode_workload(raw)
     spec, status = one.spec, one.status
     if kind == "Deployment":
         wanted = 1 if spec.replicas is None else spec.replicas
+        refused = _held(status.conditions, "ReplicaFailure")
         return WorkloadFacts(
             kind,
             one.metadata.uid,
@@ -139,6 +146,7 @@ def decode_workload(kind: str, raw: bytes) -> WorkloadFacts:
             wanted=wanted,
             ready=status.available_replicas or 0,
             runs_whole=True,
+            refused=_cut(refused.message) if refused is not None else "",
         )
     failed = _held(status.conditions, "Failed")
     left = max(0, (spec.completions or 1) - (status.succeeded or 0))
@@ -155,6 +163,11 @@ def decode_workload(kind: str, raw: bytes) -> WorkloadFacts:
         runs_whole=names.GANG in (spec.template.metadata.annotations or {}),
         backoff_limit=spec.backoff_limit or 0,
     )
+
+
+def decode_note(raw: bytes) -> str:
+    """Return what an event tells. Raises msgspec.MsgspecError."""
+    return _cut(_events.decode(raw).note)
 
 
 def decode_pod(raw: bytes) -> PodFacts:

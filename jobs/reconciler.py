@@ -38,11 +38,14 @@ from jobs.cluster import KEPT, FoundObject, JobCluster, by_job, uids_of, workloa
 from jobs.cluster_store import MOVING
 from jobs.database import Database
 from jobs.errors import JobUnknown, RecordChanged, RecordUnreadable
+from jobs.log_archive import LogArchive
+from jobs.log_keeping import AGAIN_SECONDS, LogKeeper, kept_logs
 from jobs.objects import WORKLOADS, objects_of
 from jobs.problems import ApiRefusal
 from jobs.queue_places import place_at
 from jobs.queue_store import queue_file_of, queues_in
 from jobs.records import JobRecord
+from jobs.removal import SOON_SECONDS, JobRemoval
 from jobs.store import change_job, get_job, queue_usage, queued_since, recorded_ids, take_step
 from jobs.views import checkpoint_of, job_of
 
@@ -53,8 +56,6 @@ BUDGET_SECONDS: Final = 5.0
 """How often a job looks whether its queue's budget has room."""
 MOVE_SECONDS: Final = 30.0
 """How often another cluster is looked for."""
-SOON_SECONDS: Final = 1.0
-"""Seconds until a pending deletion is checked again, in addition to watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def moves(record: JobRecord, state: JobState) -> bool:
 
 
 class JobReconciler:
-    """Reconciles the jobs of one cluster. `mover`: finds them another one while this one is drained."""
+    """Reconciles the jobs of one cluster. `mover`: finds them another one while this one is drained. `archive`: of the
+    logs of their pods."""
 
     def __init__(
         self,
@@ -97,12 +99,14 @@ class JobReconciler:
         clock: Clock,
         *,
         mover: JobMover | None = None,
+        archive: LogArchive | None = None,
     ) -> None:
         self._database = database
         self._cluster = cluster
         self._rendering = rendering
         self._clock = clock
         self._mover = mover
+        self._removal = JobRemoval(cluster, database, LogKeeper(cluster, archive), clock)
         self._budget_lock = asyncio.Lock()
         """Of two jobs that look at once, only one gets the last of a budget."""
         self._kept: dict[str, frozenset[str]] = {}
@@ -180,8 +184,8 @@ class JobReconciler:
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         earlier = [one for one in found if one.attempt != str(record.attempt) and one.kind != KEPT]
         if earlier:
-            return await self._remove(record, earlier)
-        if record.attempt > 1 and await self._remove_stray_pods(record, but=str(record.attempt)):
+            return await self._removal.remove(record, earlier)
+        if record.attempt > 1 and await self._removal.remove_stray_pods(record, but=str(record.attempt)):
             return SOON_SECONDS
         rules = await self._budgets(record, job) if not found else None
         if rules is None:
@@ -265,12 +269,14 @@ class JobReconciler:
         return await self._record_seen(record, job, state, await self._observe(record, now), now)
 
     async def _observe(self, record: JobRecord, now: datetime) -> JobObservation:
-        """Return the state of a job in the cluster. Raises RecordChanged after it recorded a newer checkpoint."""
+        """Return the state of a job in the cluster. Raises RecordChanged after it recorded a checkpoint or logs."""
         facts = await self._cluster.facts(record, workload_kind(record))
         told, known = facts.last_checkpoint(record.id), checkpoint_of(record)
         if told is not None and (known is None or told.created_at > known.created_at):
             await self._change(record, {"last_checkpoint": told.model_dump(mode="json")}, now)
             raise RecordChanged(record.id)
+        if any(pod.is_leaving for pod in facts.pods):
+            await self._removal.keep_logs(record, leaving=True)
         return observe(facts, workload_uid=record.workload_uid)
 
     async def _record_seen(
@@ -298,8 +304,8 @@ class JobReconciler:
             if seen.phase is not JobPhase.WAITS_FOR_QUOTA:
                 return await self._record_seen(record, job, JobState.QUEUED, seen, now)
         if left:
-            return await self._remove(record, left)
-        if await self._remove_stray_pods(record):
+            return await self._removal.remove(record, left)
+        if await self._removal.remove_stray_pods(record):
             return SOON_SECONDS
         attributes = job.attributes.model_copy(update={"priority_class": escalation.target})
         moved = job.model_copy(update={"attributes": attributes})
@@ -323,7 +329,7 @@ class JobReconciler:
             found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
             running = [one for one in found if one.kind in WORKLOADS]
             if running:
-                return await self._remove(record, running)
+                return await self._removal.remove(record, running)
         await self._take(record, (PlannedStep(JobStep.EXPIRE, message),), now)
         return 0.0
 
@@ -338,8 +344,8 @@ class JobReconciler:
         found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
         left = [one for one in found if one.kind != KEPT]
         if left:
-            return await self._remove(record, left)
-        if await self._remove_stray_pods(record):
+            return await self._removal.remove(record, left)
+        if await self._removal.remove_stray_pods(record):
             return SOON_SECONDS
         await self._take(record, (PlannedStep(JobStep.CANCEL, f"cancelled by {record.cancel_requested_by}"),), now)
         return None
@@ -375,8 +381,8 @@ class JobReconciler:
         left = [one for one in found if one.kind != KEPT]
         if left:
             await self._say(record, f"{self._cluster.name} is draining{MOVING}{sheet.chosen}", now)
-            return await self._remove(record, left)
-        if await self._remove_stray_pods(record):
+            return await self._removal.remove(record, left)
+        if await self._removal.remove_stray_pods(record):
             return SOON_SECONDS
         kept = f"; its volume of checkpoints stays in {self._cluster.name}" if found else ""
         told = f"moved from {self._cluster.name}, which is draining, to {sheet.chosen}{kept}"
@@ -414,8 +420,8 @@ class JobReconciler:
             if seen.phase in OVER:
                 return await self._record_seen(record, job, state, seen, now)
         if left:
-            return await self._remove(record, left)
-        if await self._remove_stray_pods(record):
+            return await self._removal.remove(record, left)
+        if await self._removal.remove_stray_pods(record):
             return SOON_SECONDS
         if state in IN_CLUSTER:
             await self._take(record, (PlannedStep(JobStep.PAUSE, record.message),), now)
@@ -428,28 +434,19 @@ class JobReconciler:
         self._kept[record.id] = uids_of(found)
         if not left:
             return None
+        await self._removal.keep_logs(record)
         ended = record.ended_at or now
         until = ended + timedelta(seconds=self._rendering.finished_ttl_seconds)
         if state is JobState.CANCELLED or now >= until:
             del self._kept[record.id]
-            return await self._remove(record, left)
+            return await self._removal.remove(record, left)
         facts = await self._cluster.facts(record, workload_kind(record))
         if facts.workload is not None and not facts.workload.has_ended:
             del self._kept[record.id]
             await self._cluster.remove([one for one in left if one.kind in WORKLOADS])
             return SOON_SECONDS
-        return (until - now).total_seconds()
-
-    async def _remove(self, record: JobRecord, found: list[FoundObject]) -> float:
-        await self._cluster.remove(found)
-        log.info("Removing objects", job=record.id, objects=[str(one) for one in found])
-        return SOON_SECONDS
-
-    async def _remove_stray_pods(self, record: JobRecord, *, but: str = "") -> bool:
-        """Remove pods without an owner, except those of attempt `but`; return whether any is left."""
-        pods = [pod for pod in await self._cluster.pods(record) if pod.attempt != but]
-        await self._cluster.remove_pods(pods)
-        return bool(pods)
+        is_kept = not any(one.message for one in kept_logs(record))
+        return (until - now).total_seconds() if is_kept else AGAIN_SECONDS
 
     # Records
 

@@ -121,6 +121,10 @@ class JobRecord(RecordBase):
     """The budget that was spent and acted; see atoll.jobs.costs.spending."""
     last_checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     """The newest checkpoint that the job's containers told; see atoll.jobs.last_checkpoint."""
+    topology_wait: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    """Since when it waits for its topology, and the weaker one that it was offered; see atoll.jobs.relaxing."""
+    log_archive: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON)
+    """Which logs are in the archive, by attempt; see jobs.log_keeping."""
     workload_uid: Mapped[str | None] = mapped_column(String(64))
     """Uid of the Job or Deployment of this attempt, once it was seen."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)

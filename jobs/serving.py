@@ -41,6 +41,8 @@ from jobs.fleet import ClusterFleet
 from jobs.limits import RateLimits
 from jobs.links import ClusterLinks
 from jobs.listener import serving
+from jobs.log_archive import LogArchive
+from jobs.offers import TopologyOffers
 from jobs.oidc import OidcIssuer, OidcTokens, fetch_json
 from jobs.pod_exec import PodExec
 from jobs.pod_logs import PodLogs
@@ -86,9 +88,11 @@ class _Running:
 
     links: ClusterLinks
     fleet: ClusterFleet
+    offers: TopologyOffers
     accounting: GpuAccounting
     mirror: ClusterMirror
     leader: LeaderElector
+    archive: LogArchive | None
 
 
 async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[ExtensionOf] = ()) -> None:
@@ -110,7 +114,11 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
             sender = WebhookSender(database, secrets_of_webhooks, clock, policy=hosts)
             leader, fleet, links = service.leader, service.fleet, service.links
             register_watch_metrics(metrics, fleet.watches)
-            register_job_metrics(metrics, lambda: leader.is_leader, lambda: fleet.queue_length, service.accounting)
+            register_job_metrics(metrics, lambda: leader.is_leader, fleet, lambda: database.failures_count)
+            service.accounting.register(metrics)
+            sender.register(metrics)
+            if service.archive is not None:
+                service.archive.register(metrics)
 
             async def client_of(record: JobRecord) -> ApiClient:
                 return await links.client(await database.read(lambda session: get_cluster(session, record.cluster_id)))
@@ -135,6 +143,7 @@ async def serve_jobs(settings: JobServiceSettings, extensions: Sequence[Extensio
                 service_id=own_id,
                 now=clock.now,
                 wake=service.fleet.wake,
+                archive=service.archive,
             )
             others = [one(parts, clock) for one in extensions]
             try:
@@ -163,6 +172,7 @@ def _working(
             wake=fleet.wake,
         )
 
+    archive = _archive(settings, clock)
     fleet = ClusterFleet(
         database,
         links,
@@ -173,18 +183,32 @@ def _working(
         service_id=own_id,
         may_write=lambda: leader.is_leader,
         accounts=accounts,
+        archive=archive,
     )
     mirror = ClusterMirror(client, clock)
-    return _Running(links, fleet, accounts(mirror, settings.cluster), mirror, leader)
+    offers = TopologyOffers(
+        database,
+        fleet.chooser,
+        files.rendering,
+        clock,
+        seconds_max=settings.topology_wait_seconds,
+        wake=fleet.wake,
+    )
+    return _Running(links, fleet, offers, accounts(mirror, settings.cluster), mirror, leader, archive)
 
 
 def register_job_metrics(
-    metrics: Metrics, is_leading: Callable[[], bool], queue_length: Callable[[], int], accounting: GpuAccounting
+    metrics: Metrics, is_leading: Callable[[], bool], fleet: ClusterFleet, database_failures: Callable[[], int]
 ) -> None:
     """Publish what this process does."""
-    accounting.register(metrics)
     metrics.gauge_of("leading", "1 while this process is the leader and reconciles jobs", lambda: float(is_leading()))
-    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(queue_length()))
+    metrics.gauge_of("queue_length", "Jobs that wait to be reconciled", lambda: float(fleet.queue_length))
+    age = "Longest time since all active jobs of a cluster were looked at; NaN in a process that does not lead"
+    metrics.gauge_of("resync_age_seconds", age, fleet.resync_age_seconds)
+    metrics.gauge_of(
+        "clusters_unreachable", "Clusters that did not answer at the last look", lambda: float(fleet.unreachable_count)
+    )
+    metrics.counter_of("database_failures", "Transactions that the database did not carry out", database_failures)
 
 
 async def _run(
@@ -225,6 +249,7 @@ async def _lead_term_by_term(
                     clusters=service.fleet.run(),
                     accounting=service.accounting.run(),
                     webhooks=sender.run(),
+                    offers=service.offers.run(),
                     **{type(one).__name__: one.lead() for one in extensions},
                 )
             )
@@ -237,6 +262,12 @@ def _register_home(session: Session, settings: JobServiceSettings, clock: Clock)
     known = [one.id for one in list_clusters(session)]
     if settings.cluster not in known:
         register_cluster(session, settings.cluster, ClusterTerms(kubeconfig=""), now=clock.now(), actor="the service")
+
+
+def _archive(settings: JobServiceSettings, clock: Clock) -> LogArchive | None:
+    if not settings.log_archive:
+        return None
+    return LogArchive(settings.log_archive, bytes_max=settings.log_archive_bytes, clock=clock)
 
 
 def _elector(client: ApiClient, clock: Clock) -> LeaderElector:

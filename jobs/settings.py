@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from atoll.api.forms import message_of
 from atoll.jobs.costs.prices import PriceTable
 from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
 from atoll.jobs.settings import RenderSettings
+from atoll.ml.policy import MlPolicy
+from atoll.ml.uris import refuse_checkpoint_uri
 from atoll.service.errors import SettingsError
 from atoll.service.http import is_loopback
 from atoll.service.settings import Settings
@@ -21,6 +23,8 @@ from atoll.service.settings import Settings
 TENANT_PLACE = "{tenant}"
 FILE_BYTES_MAX = 1024 * 1024
 RULES_MAX = 10_000
+TOPOLOGY_WAIT_SECONDS_MIN = 60
+"""Waiting jobs are looked at that often."""
 
 M = TypeVar("M", bound=BaseModel)
 Tenant = Annotated[str, Field(max_length=49, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -97,6 +101,13 @@ class JobServiceSettings(Settings):
     """How often every active job is reconciled without a change."""
     workers: Annotated[int, Field(ge=1, le=64)] = 4
     """Jobs that are reconciled at a time."""
+    topology_wait_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 0.0
+    """Seconds after which a job that waits for its `policy.topology` fails; 0 lets it wait. At least 60."""
+    log_archive: Annotated[str, Field(max_length=1024)] = ""
+    """Where the logs of pods are kept when they end, such as s3://logs/{tenant}/; empty keeps none. Credentials come
+    from the variables of the store's own tools, such as AWS_ACCESS_KEY_ID."""
+    log_archive_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    """Bytes of a pod's log that are kept, from its end."""
     runners: Path | None = None
     """YAML file that says what runs each type of envelope: a job without name by type, for workflows as pipelines."""
     usecase_templates: Path | None = None
@@ -148,6 +159,28 @@ class JobServiceSettings(Settings):
         if self.namespace.count(TENANT_PLACE) > 1 or "{" in self.namespace.replace(TENANT_PLACE, ""):
             raise ValueError("namespace may have {tenant} in it once, and no other braces")
         return self
+
+    @model_validator(mode="after")
+    def check_times(self) -> Self:
+        """Refuse times that the service cannot keep."""
+        if 0 < self.topology_wait_seconds < TOPOLOGY_WAIT_SECONDS_MIN:
+            told = f"topology_wait_seconds is {self.topology_wait_seconds:g}"
+            raise ValueError(f"{told}: write 0 to let jobs wait, or at least {TOPOLOGY_WAIT_SECONDS_MIN}")
+        return self
+
+    @field_validator("log_archive")
+    @classmethod
+    def check_archive(cls, given: str) -> str:
+        """Refuse a place that is none, or that tenants would share."""
+        if not given:
+            return given
+        before, found, after = given.partition(TENANT_PLACE)
+        if not found or "{" in before + after:
+            raise ValueError(f"log_archive {given} must have {TENANT_PLACE} in it once, and no other braces")
+        refused = refuse_checkpoint_uri(given.replace(TENANT_PLACE, "tenant"), MlPolicy())
+        if refused is not None:
+            raise ValueError(f"log_archive {given} {refused.limit}; {refused.hint}")
+        return given
 
     def namespace_of(self, tenant: str) -> str:
         """Return the namespace of a tenant's jobs."""

@@ -283,6 +283,17 @@ def recorded_ids(session: Session, cluster_id: str, wanted: Sequence[str]) -> fr
     return frozenset(found)
 
 
+def jobs_without_room(session: Session, cluster_id: str) -> Sequence[JobRecord]:
+    """Return the jobs of a cluster whose pods wait for machines, oldest first; not those that are to leave it."""
+    where = (
+        JobRecord.cluster_id == cluster_id,
+        JobRecord.state == JobState.ADMITTED.value,
+        JobRecord.cancel_requested_at.is_(None),
+        JobRecord.pause_requested_at.is_(None),
+    )
+    return session.scalars(select(JobRecord).where(*where).order_by(JobRecord.created_at, JobRecord.id)).all()
+
+
 def waiting_jobs(session: Session, cluster_id: str) -> Sequence[tuple[str, int]]:
     """Return the jobs of a cluster that wait to be created, paused or cancelled, with the version of each record. The
     leader finds requests to other replicas here."""
@@ -325,6 +336,8 @@ def take_step(
         record.started_at = now
     if following in ENDED:
         record.ended_at = now
+    if following not in (JobState.ADMITTED, JobState.FAILED):
+        record.topology_wait = None
     if asked in (JobStep.RETRY, JobStep.PAUSE, JobStep.ESCALATE, JobStep.MOVE):
         record.attempt += 1
         record.workload_uid = record.started_at = record.ended_at = record.actual_micros = None

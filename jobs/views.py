@@ -13,9 +13,11 @@ from pydantic import BaseModel, Field, ValidationError
 from atoll.jobs.costs.prices import MICROS
 from atoll.jobs.last_checkpoint import LastCheckpoint
 from atoll.jobs.model import Job
+from atoll.jobs.relaxing import TopologyWait
 from atoll.jobs.states import JobState
 from atoll.jobs.words import JobType, SourceType
 from jobs.errors import RecordUnreadable
+from jobs.log_keeping import KeptLogs, kept_logs
 from jobs.records import JobEventRecord, JobRecord
 
 
@@ -69,6 +71,11 @@ class JobView(BaseModel):
         LastCheckpoint | None,
         Field(description="as the job's containers told it when they ended; null before, or if it saves none"),
     ]
+    log_archive: Annotated[list[KeptLogs], Field(description="which logs are in the archive, by attempt")]
+    topology_wait: Annotated[
+        TopologyWait | None,
+        Field(description="since when it waits for its topology, and the weaker one that it was offered"),
+    ]
     job: Annotated[dict[str, Any], Field(description="the submitted job, word for word")]
 
 
@@ -85,7 +92,7 @@ class JobEventView(BaseModel):
     """One entry of a job's history."""
 
     at: datetime
-    what: Annotated[str, Field(description="create, ask to cancel, or a step of the state table")]
+    what: Annotated[str, Field(description="create, a user's request, a topology offer, or a step of the state table")]
     status: Annotated[JobState, Field(description="afterwards")]
     message: str
     actor: Annotated[str, Field(description="who requested it; empty if the cluster did it")]
@@ -132,6 +139,14 @@ def checkpoint_of(record: JobRecord) -> LastCheckpoint | None:
         return None
 
 
+def wait_of(record: JobRecord) -> TopologyWait | None:
+    """Return what is recorded of a job's wait for its topology; None for one that can no longer be read."""
+    try:
+        return TopologyWait.model_validate(record.topology_wait) if record.topology_wait is not None else None
+    except ValidationError:
+        return None
+
+
 def label_safe(name: str) -> str:
     """Return a user's name as a label value; for a ServiceAccount, the account's own name."""
     kept = "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "-" for one in name)
@@ -171,6 +186,8 @@ def view_of(record: JobRecord) -> JobView:
         queue_name=queue_name_of(record, (record.document.get("policy") or {}).get("queue_name")),
         choice=record.choice,
         last_checkpoint=checkpoint_of(record),
+        log_archive=list(kept_logs(record)),
+        topology_wait=wait_of(record),
         job=record.document,
     )
 

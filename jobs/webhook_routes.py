@@ -18,7 +18,7 @@ from jobs.problems import ApiRefusal, documented, mistaken, problem
 from jobs.records import DeliveryRecord, WebhookRecord
 from jobs.webhook_sender import refuse_url
 from jobs.webhook_store import (
-    EVENTS,
+    EVENT_NAMES,
     WEBHOOKS_MAX,
     add_webhook,
     get_webhook,
@@ -27,8 +27,7 @@ from jobs.webhook_store import (
 )
 
 WEBHOOKS: Final = "/api/clusters/{cluster}/webhooks"
-EventName = Annotated[str, Field(pattern=f"^({'|'.join(name.replace('.', '[.]') for name in EVENTS.values())})$")]
-JOB_EVENTS: Final = tuple(EVENTS.values())
+EventName = Annotated[str, Field(pattern=f"^({'|'.join(name.replace('.', '[.]') for name in EVENT_NAMES)})$")]
 
 
 class WebhookFilters(BaseModel):
@@ -50,7 +49,7 @@ class NewWebhook(BaseModel):
         str,
         Field(min_length=16, max_length=256, description="signs deliveries; stored encrypted, never shown"),
     ]
-    events: Annotated[list[EventName], Field(min_length=1, max_length=len(EVENTS))] = list(JOB_EVENTS)
+    events: Annotated[list[EventName], Field(min_length=1, max_length=len(EVENT_NAMES))] = list(EVENT_NAMES)
     filters: WebhookFilters = WebhookFilters()
     tenant_id: Annotated[str | None, Field(max_length=49, description="the caller's only one by default")] = None
 

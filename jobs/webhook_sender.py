@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from atoll.kube.clock import Clock
 from atoll.ml.policy import MlPolicy
 from atoll.ml.uris import UriProblem, host_of, refuse_addresses, refuse_model_uri
+from atoll.service.metrics import Metrics
 from atoll.service.resolving import GuardedResolver
 from jobs.database import Database
 from jobs.records import DeliveryRecord, WebhookRecord
@@ -57,6 +58,12 @@ class WebhookSender:
         self._secrets = secrets
         self._clock = clock
         self._policy = policy
+        self.delivered_count = self.failures_count = 0
+
+    def register(self, metrics: Metrics) -> None:
+        """Publish what was sent."""
+        metrics.counter_of("deliveries", "Events that a webhook's receiver took", lambda: self.delivered_count)
+        metrics.counter_of("delivery_failures", "Attempts to deliver an event that failed", lambda: self.failures_count)
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -100,6 +107,10 @@ class WebhookSender:
             status, told = None, f"the URL {refused.limit}"
         else:
             status, told = await self._post(session, delivery, webhook.url, secret)
+        if status is not None and status < 300:
+            self.delivered_count += 1
+        else:
+            self.failures_count += 1
         now = self._clock.now()
         await self._database.write(lambda writing: note_delivery(writing, delivery.id, now, status=status, told=told))
         log.info("Sent an event", delivery=delivery.id, event_name=delivery.event, status=status, reason=told)

@@ -24,6 +24,8 @@ EVENTS: Final[Mapping[JobState, str]] = {
     JobState.PREEMPTED: "job.preempted",
     JobState.CANCELLED: "job.cancelled",
 }
+OFFERED: Final = "job.topology_relaxation_offer"
+EVENT_NAMES: Final = (*EVENTS.values(), OFFERED)
 ATTEMPTS_MAX: Final = 10
 RETRY_SECONDS: Final = 10
 RETRY_SECONDS_MAX: Final = 3600
@@ -35,15 +37,21 @@ TOLD_LENGTH_MAX: Final = 256
 def queue_deliveries(session: Session, job: JobRecord, now: datetime) -> None:
     """Write what the webhooks of a job's tenant are to be told of its new state."""
     event = EVENTS.get(JobState(job.state))
-    if event is None:
-        return
+    if event is not None:
+        queue_event(session, job, event, now)
+
+
+def queue_event(
+    session: Session, job: JobRecord, event: str, now: datetime, *, more: Mapping[str, Any] | None = None
+) -> None:
+    """Write what the webhooks of a job's tenant are to be told. `more`: beside the job."""
     for webhook in _of_tenant(session, job.cluster_id, job.tenant_id):
         if event not in webhook.events or (webhook.job_types and job.job_type not in webhook.job_types):
             continue
         labels = job.document.get("labels") or {}
         if not webhook.labels.items() <= labels.items():
             continue
-        payload = payload_of(job, event, now)
+        payload = payload_of(job, event, now) | dict(more or {})
         session.add(
             DeliveryRecord(
                 id=str(uuid4()),

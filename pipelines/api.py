@@ -40,7 +40,7 @@ from pipelines.errors import (
 from pipelines.inputs import checked_inputs
 from pipelines.notifying import messages_of
 from pipelines.performing import Function
-from pipelines.records import PipelineRecord, RunRecord
+from pipelines.records import PipelineRecord, RunRecord, graph_in
 from pipelines.store import (
     RunRequest,
     apply_pipeline,
@@ -50,7 +50,6 @@ from pipelines.store import (
     get_run,
     list_pipelines,
     list_runs,
-    pipeline_in,
     remove_pipeline,
     rerun_run,
     steps_of,
@@ -268,7 +267,7 @@ async def execute(
     """Begin a run. A repeated idempotency key returns the run begun before, with status 200."""
     owner = await asked.allowed(JobPermission.CREATE)
     inputs = checked_inputs(
-        pipeline_in(owner.document, f"pipeline {owner.name}"), body.inputs if body is not None else {}
+        graph_in(owner.document, f"pipeline {owner.name}").pipeline, body.inputs if body is not None else {}
     )
     request = RunRequest(inputs, asked.caller.name, f"{asked.caller.name}, by hand", idempotency_key)
     now, is_new = asked.parts.now(), False

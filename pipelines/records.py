@@ -1,15 +1,23 @@
 """The tables of pipelines, in the job service's database; their migrations are in pipelines.migrations."""
 
+import json
+from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from atoll.pipelines.graph import PipelineGraph
+from atoll.pipelines.model import Pipeline
 from jobs.database import Migrations, migrate
+from jobs.errors import RecordUnreadable
 from jobs.records import NAMING, UtcTime
 
+GRAPHS_KEPT: Final = 256
 PIPELINE_TABLES: Final = Migrations(Path(__file__).parent / "migrations", "pipelines_version")
 
 
@@ -165,3 +173,17 @@ class DeploymentRecord(PipelineBase):
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     delete_requested_at: Mapped[datetime | None] = mapped_column(UtcTime)
     delete_requested_by: Mapped[str | None] = mapped_column(String(256))
+
+
+def graph_in(document: Mapping[str, Any], what: str) -> PipelineGraph:
+    """Return the graph of a recorded pipeline. Raises RecordUnreadable."""
+    try:
+        return _graph_of(json.dumps(document))
+    except ValidationError as error:
+        raise RecordUnreadable(what, error) from error
+
+
+@lru_cache(maxsize=GRAPHS_KEPT)
+def _graph_of(document: str) -> PipelineGraph:
+    """Return the graph of a document, kept because every step of every run asks for it twice."""
+    return PipelineGraph(Pipeline.model_validate(json.loads(document)))

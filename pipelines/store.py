@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from pydantic import ValidationError
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
@@ -28,7 +27,6 @@ from atoll.pipelines.deciding import (
     new_run,
     settled,
 )
-from atoll.pipelines.graph import PipelineGraph
 from atoll.pipelines.model import Pipeline
 from atoll.pipelines.rerunning import rerun
 from atoll.pipelines.words import (
@@ -45,7 +43,7 @@ from jobs.records import JobRecord
 from jobs.store import ask_to_cancel
 from pipelines.errors import KeyTaken, PipelineDeployed, PipelineUnknown, RunActive, RunNotEnded, RunUnknown
 from pipelines.quota import gpu_room
-from pipelines.records import DeploymentRecord, PipelineRecord, RunRecord, StepRecord
+from pipelines.records import DeploymentRecord, PipelineRecord, RunRecord, StepRecord, graph_in
 
 PAGE_SIZE_MAX: Final = 200
 AS_LOCKED: Final = {"populate_existing": True}
@@ -176,7 +174,7 @@ def create_run(session: Session, pipeline_id: str, asked: RunRequest, now: datet
         if known.inputs != dict(asked.inputs):
             raise KeyTaken(asked.key or "")
         return known, False
-    graph = PipelineGraph(pipeline_in(owner.document, f"pipeline {owner.name}"))
+    graph = graph_in(owner.document, f"pipeline {owner.name}")
     overlap = graph.pipeline.overlap
     active = () if overlap is OverlapPolicy.ALLOW else _active_runs(session, pipeline_id)
     if active and overlap is OverlapPolicy.FORBID:
@@ -410,14 +408,6 @@ def fail_run(session: Session, run_id: str, why: str, *, now: datetime) -> None:
     session.flush()
 
 
-def pipeline_in(document: Mapping[str, Any], what: str) -> Pipeline:
-    """Return a recorded pipeline. Raises RecordUnreadable."""
-    try:
-        return Pipeline.model_validate(document)
-    except ValidationError as error:
-        raise RecordUnreadable(what, error) from error
-
-
 def _may_begin(session: Session, record: RunRecord) -> bool:
     """Return whether a run may begin: with overlap other than allow, once every earlier run has ended."""
     overlap = record.document.get("overlap", OverlapPolicy.ALLOW)
@@ -432,7 +422,7 @@ def snapshot_of(session: Session, record: RunRecord) -> RunSnapshot:
 
 
 def _snapshot(record: RunRecord, records: Mapping[str, StepRecord]) -> RunSnapshot:
-    graph = PipelineGraph(pipeline_in(record.document, f"the pipeline of run {record.number}"))
+    graph = graph_in(record.document, f"the pipeline of run {record.number}")
     fresh = new_run(graph, record.id, record.inputs)
     steps = {key: _step_run(one) for key, one in records.items()}
     return replace(fresh, steps=steps, cancel_requested=record.cancel_requested_at is not None)

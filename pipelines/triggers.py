@@ -26,8 +26,8 @@ from jobs.problems import ApiRefusal
 from pipelines.errors import KeyTaken, RunActive, TriggerUnknown
 from pipelines.histories import forget_mark, metric_of, new_entries
 from pipelines.inputs import checked_inputs
-from pipelines.records import PipelineRecord, RunRecord, TriggerRecord
-from pipelines.store import PAGE_SIZE_MAX, PipelinePage, RunRequest, create_run, get_pipeline, pipeline_in
+from pipelines.records import PipelineRecord, RunRecord, TriggerRecord, graph_in
+from pipelines.store import PAGE_SIZE_MAX, PipelinePage, RunRequest, create_run, get_pipeline
 
 log = structlog.get_logger(__name__)
 
@@ -280,7 +280,7 @@ def _begin(
     """Begin a run, unless its key has begun one; return its id. What prevents it is kept as the trigger's message."""
     owner = get_pipeline(session, record.pipeline_id)
     try:
-        given = checked_inputs(pipeline_in(owner.document, f"pipeline {owner.name}"), inputs)
+        given = checked_inputs(graph_in(owner.document, f"pipeline {owner.name}").pipeline, inputs)
         asked = RunRequest(given, record.created_by, cause, _key_of(record, key))
         with session.begin_nested():
             run, is_new = create_run(session, record.pipeline_id, asked, now)

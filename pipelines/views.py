@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from atoll.pipelines.graph import PipelineGraph
 from atoll.pipelines.words import RunState, SkipCause, StepState, StepType
 from pipelines.notifying import MessageState
-from pipelines.records import MessageRecord, PipelineRecord, RunRecord, StepRecord
-from pipelines.store import pipeline_in
+from pipelines.records import MessageRecord, PipelineRecord, RunRecord, StepRecord, graph_in
 
 
 class PipelineView(BaseModel):
@@ -144,7 +142,7 @@ def run_view(record: RunRecord, steps: Sequence[StepRecord] = ()) -> RunView:
 
 
 def _graph_view(record: RunRecord) -> list[GraphStepView]:
-    graph = PipelineGraph(pipeline_in(record.document, f"the pipeline of run {record.number}"))
+    graph = graph_in(record.document, f"the pipeline of run {record.number}")
     return [
         GraphStepView(
             name=one.name,

@@ -23,7 +23,10 @@ from urllib.parse import quote, urlencode, urlsplit
 from worker.downloads import download
 from worker.errors import ModelMismatch, ModelRefused
 from worker.places import BUCKET, SEGMENT, shown
+from worker.termination import tell_failure, untell_failure
 
+UNAVAILABLE: Final = "ModelUnavailable"
+"""Reason of a failure that may pass; atoll.jobs.retries knows it."""
 CHECKSUM: Final = "ML_MODEL_CHECKSUM"
 URI: Final = "ML_MODEL_REGISTRY_URI"
 CACHE: Final = "ATOLL_MODEL_CACHE"
@@ -60,6 +63,28 @@ class FetchLimits:
 def verify_model(path: str | Path, variables: Mapping[str, str] = os.environ) -> None:
     """Compare a file with ML_MODEL_CHECKSUM, ALGORITHM:HEX; without that, accept it. Raises ModelMismatch, ValueError
     for a checksum that cannot be read, and OSError."""
+    with _told_at_end():
+        _verify(path, variables)
+
+
+@contextmanager
+def _told_at_end() -> Iterator[None]:
+    """Leave the reason of a failure for whoever reads how the container ended. A model that is not there now, or whose
+    registry does not answer, is `ModelUnavailable`: the job is tried again."""
+    try:
+        yield
+    except (ModelMismatch, ValueError) as error:
+        kind = ModelMismatch if isinstance(error, ModelMismatch) else ModelRefused
+        tell_failure(f"{kind.__name__}: {error}")
+        raise
+    except Exception as error:
+        own = str(error) if isinstance(error, OSError) else type(error).__name__  # others may show credentials
+        tell_failure(f"{UNAVAILABLE}: {own}")
+        raise
+    untell_failure()
+
+
+def _verify(path: str | Path, variables: Mapping[str, str]) -> None:
     expected = variables.get(CHECKSUM, "")
     if not expected:
         return
@@ -84,15 +109,20 @@ def fetch_model(
 
     uri: ML_MODEL_REGISTRY_URI if empty; file://, s3://, gs://, az://, https://, hf:// or mlflow://. file: its name
     below the URI, which the last two need. A file:// is used where it lies. Processes that share a cache share one
-    download. Raises ModelMismatch, ModelRefused, TimeoutError, and errors of the network and the disk.
+    download. Raises ModelMismatch, ModelRefused, TimeoutError, and errors of the network and the disk; the container's
+    termination message has the reason.
     """
+    with _told_at_end():
+        return _fetched(uri, file, cache, limits or FetchLimits(), variables)
+
+
+def _fetched(uri: str, file: str, cache: str | Path, limits: FetchLimits, variables: Mapping[str, str]) -> Path:
     uri = uri or variables.get(URI, "")
     url = _resolved(uri, file, variables)
     scheme, _, path = url.partition("://")
     if scheme == "file":
-        verify_model(path, variables)
+        _verify(path, variables)
         return Path(path)
-    limits = limits or FetchLimits()
     deadline = time.monotonic() + limits.seconds
     key = hashlib.sha256(f"{url} {variables.get(CHECKSUM, '')}".encode()).hexdigest()
     folder = Path(cache or variables.get(CACHE) or CACHE_FOLDER, key).expanduser()
@@ -104,7 +134,7 @@ def fetch_model(
         try:
             with _source(url, variables, _token(uri, variables)) as (size, pieces):
                 _write(partial, size, pieces, limits, deadline)
-            verify_model(partial, variables)
+            _verify(partial, variables)
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -116,7 +146,7 @@ def _is_cached(path: Path, variables: Mapping[str, str]) -> bool:
     if not path.exists():
         return False
     try:
-        verify_model(path, variables)
+        _verify(path, variables)
     except ModelMismatch:
         path.unlink()
         return False

@@ -43,7 +43,8 @@ class PodFacts:
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
     """The Job or Deployment. `failed`: the reason of its condition Failed, or empty. `wanted`: pods that should run;
-    `ready`: pods that run, if the object counts them. `runs_whole`: it only runs when all pods run."""
+    `ready`: pods that run, if the object counts them. `runs_whole`: it only runs when all pods run. `refused`: why the
+    API server takes none of its pods; empty while it does."""
 
     kind: str
     uid: str
@@ -56,6 +57,7 @@ class WorkloadFacts:
     ready: int | None = None
     runs_whole: bool = False
     backoff_limit: int = 0
+    refused: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -144,7 +146,7 @@ def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
 
 def _started(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> JobObservation:
     running = workload.ready if workload.ready is not None else _running(pods)
-    waiting = _waiting(pods)
+    waiting = _waiting(pods) or (f"its pods cannot be created: {workload.refused}" if workload.refused else "")
     if workload.wanted == 0:
         return JobObservation(JobPhase.RUNS, "runs with 0 replicas until a request arrives")
     if running >= (workload.wanted if workload.runs_whole else 1):

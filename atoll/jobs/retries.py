@@ -12,7 +12,16 @@ from typing import Final
 from atoll.jobs.policy import JobPolicy
 from atoll.jobs.words import JobType
 
-RETRYABLE: Final = ("OOMKilled", "Preempted", "NodeNotReady", "ImagePullBackOff", "ContainerCreating")
+MODEL_UNAVAILABLE: Final = "ModelUnavailable"
+"""The library in the container says so of a model that it could not resolve or fetch."""
+RETRYABLE: Final = (
+    "OOMKilled",
+    "Preempted",
+    "NodeNotReady",
+    "ImagePullBackOff",
+    "ContainerCreating",
+    MODEL_UNAVAILABLE,
+)
 """A failure whose reason contains one of these may be transient; all others end the job at once."""
 PAUSE_SECONDS_MAX: Final = 3600
 """The pause doubles with each retry, up to this; a longer `retry_delay_seconds` is not shortened."""

@@ -6,13 +6,14 @@ import logging
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from atoll.jobs.costs.spans import GpuAccount, GpuFact, TimeUse
 from atoll.jobs.states import JobStep
@@ -21,6 +22,7 @@ from atollctl.__main__ import app
 from jobs.accounts import observe_gpus
 from jobs.database import opened
 from jobs.listener import serving
+from jobs.log_archive import LogArchive
 from jobs.store import change_job, take_step
 from tests.jobs.test_queue_file import EXAMPLE as QUEUES
 from tests.jobservice.made import after
@@ -38,11 +40,15 @@ class Shell:
 
     def run(self, *words: str, by: str = "ann", status: int = 0, tool: Sequence[str] = ("job",)) -> str:
         """Run `atoll job ...`, or another `tool`, and return what it prints, of errors where some are expected."""
-        (self.folder / "token").write_text(by)
-        environment = {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / "token")}
-        done = CliRunner().invoke(app, [*tool, *words], env=environment)
+        done = self.invoke(*words, by=by, tool=tool)
         assert done.exit_code == status, done.output
         return done.stdout if status == 0 else done.stderr
+
+    def invoke(self, *words: str, by: str = "ann", tool: Sequence[str] = ("job",)) -> Result:
+        """Run a command and return all of what it prints."""
+        (self.folder / "token").write_text(by)
+        environment = {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / "token")}
+        return CliRunner().invoke(app, [*tool, *words], env=environment)
 
     def submit(self, name: str, more: str = "", **options: Any) -> str:
         """Submit a job from a file."""
@@ -261,6 +267,25 @@ def test_logs_are_printed_as_they_are(shell: Shell) -> None:
 
     assert shell.run("logs", "tune", "--tail", "5") == "one\ntwo\n"
     assert shell.service.logs.asked[-1] == ("tune", 5, False)
+
+
+def test_a_log_of_the_archive_is_printed_alone_and_said_to_be_one(shell: Shell, tmp_path: Path) -> None:
+    """Standard output has the log and nothing else; standard error and `show` say where it is."""
+    archive = LogArchive(f"file://{tmp_path}/{{tenant}}/", bytes_max=1024, clock=shell.service.clock)
+    shell.submit("tune")
+    job_id = re.findall(r"^Id: +(\S+)", shell.run("show", "tune"), re.MULTILINE)[0]
+    place = Path(archive.place_of("acme", job_id, "1", "tune-0").removeprefix("file://"))
+    place.parent.mkdir(parents=True)
+    place.write_text("one\ntwo\n")
+    kept = {"attempt": 1, "folder": f"file://{place.parent}/", "pods": {"tune-0": ""}, "at": "2026-01-31T12:00:00Z"}
+    with shell.service.database._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET log_archive = ?", (json.dumps([kept]),))
+    shell.service.app.state.parts = replace(shell.service.app.state.parts, archive=archive)
+    done = shell.invoke("logs", "tune", "--tail", "1")
+
+    assert (done.stdout, done.exit_code) == ("two\n", 0)
+    assert done.stderr == f"the pod is gone: its log as archived in file://{place}\n"
+    assert re.search(rf"^Logs: +file://{place.parent}/$", shell.run("show", "tune"), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

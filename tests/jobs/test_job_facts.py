@@ -55,6 +55,18 @@ OOM = PodFacts("p2", "Failed", reason="OOMKilled", detail="(exit code 137)")
             "pod p0: Unschedulable no GPU",
             id="why a pod waits",
         ),
+        pytest.param(
+            JobFacts(job(refused='pods "j-" is forbidden: exceeded quota')),
+            P.STARTS,
+            'its pods cannot be created: pods "j-" is forbidden: exceeded quota',
+            id="the API server takes no pod",
+        ),
+        pytest.param(
+            JobFacts(deployment(ready=1, wanted=2, refused="exceeded quota"), (RUNNING,)),
+            P.STARTS,
+            "its pods cannot be created: exceeded quota",
+            id="the API server takes no further pod",
+        ),
         pytest.param(JobFacts(job(), (RUNNING,)), P.RUNS, "", id="runs"),
         pytest.param(
             JobFacts(job(), (PodFacts("p1", "Running", is_leaving=True),)), P.STARTS, "0 of 1", id="a pod leaves"

@@ -29,8 +29,8 @@ SOON = timedelta(seconds=10)
 
 @pytest.mark.parametrize("reason", RETRYABLE)
 def test_a_passing_failure_is_tried_again_after_the_delay(reason: str) -> None:
-    """RET-2: a failure of the five kinds, wherever its word stands, is tried again with its count and its reason
-    told."""
+    """RET-2, REG-3: a failure of one of the kinds, wherever its word stands, is tried again with its count and its
+    reason told."""
     decided = after_failure(JobPolicy(), reason=f"container main: {reason} (exit code 137)", retries=0, now=NOW)
 
     assert isinstance(decided, TryAgain)

@@ -1,14 +1,18 @@
 """What a job that waits for its topology is offered."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
+from atoll.api import job_names
 from atoll.jobs.documents import parse_job
 from atoll.jobs.fitting import ExpectedEnd
 from atoll.jobs.model import Job
-from atoll.jobs.relaxing import offer_of
+from atoll.jobs.relaxing import TopologyOffer, TopologyWait, decide_wait, offer_of
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import TopologyConstraint
 from tests.explain.situations import holder, situation
@@ -100,3 +104,93 @@ def test_a_job_of_very_many_pods_gets_no_offer() -> None:
 
     assert reason(65) == "the job has 65 pods at a time: offers are for at most 64"
     assert "does not fit with any topology" in reason(64)
+
+
+@pytest.mark.parametrize(
+    ("topology", "gpus", "is_impossible", "is_why"),
+    [(NVLINK, 2, False, True), (NVLINK, 3, True, True), (SAME_NODE, 3, False, False), (SAME_NODE, 5, True, True)],
+)
+def test_a_job_waits_for_its_topology_or_for_gpus(
+    topology: TopologyConstraint, gpus: int, is_impossible: bool, is_why: bool
+) -> None:
+    """EDGE-7: scattered GPUs and hardware without such an island are the topology's fault, GPUs that others hold are
+    not."""
+    offer = offer_of(SCATTERED, job(topology, gpus), RenderSettings(), namespace="team", ends=(), now_seconds=0)
+
+    assert (offer.is_impossible, offer.is_why) == (is_impossible, is_why)
+
+
+def test_what_the_jobs_own_pods_hold_is_no_reason_for_an_offer() -> None:
+    """A job whose pods have their GPUs and load their image waits for no topology; for any other job there is no room
+    left."""
+    own = job(NVLINK, 2).model_copy(update={"id": "one"})
+    found = situation({"n1": {"profile": "azure-nc96ads-a100-v4"}}, [holder("tune", "n1", 0, 1), holder("b", "n1", 2)])
+    pods = [
+        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, labels={job_names.JOB_ID: "one"}))
+        if pod.metadata.name == "tune"
+        else pod
+        for pod in found.snapshot.pods
+    ]
+    snapshot = replace(found.snapshot, pods=tuple(pods))
+
+    def reason(asking: Job) -> str:
+        return offer_of(snapshot, asking, RenderSettings(), namespace="team", ends=(), now_seconds=0).reason
+
+    assert reason(own) == "the job fits with topology nvlink"
+    assert "does not fit with any topology" in reason(own.model_copy(update={"id": "two"}))
+
+
+START = datetime(2026, 1, 31, 12, tzinfo=UTC)
+WEAKER = TopologyOffer(NVLINK, SAME_NODE, "scattered", "slow", 600)
+IMPOSSIBLE = TopologyOffer(NVLINK, None, "no such island", is_impossible=True)
+BUSY = TopologyOffer(NVLINK, None, "the job does not fit with any topology")
+
+
+def test_an_offer_is_sent_once_until_something_else_is_asked_or_suggested() -> None:
+    """Also after the job fitted for a while; a job that asks for another topology waits anew."""
+    looks = [WEAKER, WEAKER, BUSY, WEAKER, replace(WEAKER, suggested=NONE), TopologyOffer(SAME_NODE, NONE, "", "")]
+    wait: TopologyWait | None = None
+    news, since = [], []
+    for number, offer in enumerate(looks):
+        decided = decide_wait(wait, offer, now=START + timedelta(minutes=number), seconds_max=0)
+        wait = TopologyWait.model_validate(decided.wait.model_dump(mode="json"))  # as it is stored
+        news.append(decided.is_news)
+        since.append(None if wait.since is None else (wait.since - START).total_seconds() / 60)
+        assert decided.failure == ""
+
+    assert news == [True, False, False, False, True, True]
+    assert since == [0, 0, None, 3, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "seconds_max", "seconds", "failure"),
+    [
+        (WEAKER, WEAKER, 0, 1e6, ""),
+        (WEAKER, WEAKER, 600, 599, ""),
+        (
+            WEAKER,
+            WEAKER,
+            600,
+            600,
+            "its topology nvlink cannot be met: scattered; nobody took the offer of topology same_node within 600 s",
+        ),
+        (
+            IMPOSSIBLE,
+            IMPOSSIBLE,
+            600,
+            600,
+            "its topology nvlink cannot be met, not even if the cluster were idle: no such island; it waited for 600 s",
+        ),
+        (WEAKER, BUSY, 600, 1e6, ""),
+        (BUSY, WEAKER, 600, 1e6, ""),
+    ],
+)
+def test_a_job_fails_that_waited_too_long_for_its_topology_alone(
+    first: TopologyOffer, last: TopologyOffer, seconds_max: float, seconds: float, failure: str
+) -> None:
+    """EDGE-7: without the setting it waits; a job that waits for busy GPUs waits on, and the time begins anew."""
+    before = decide_wait(None, first, now=START, seconds_max=seconds_max).wait
+    decided = decide_wait(before, last, now=START + timedelta(seconds=seconds), seconds_max=seconds_max)
+
+    advice = ": submit it again with policy.topology same_node" if first is WEAKER else ": ask for other GPUs"
+    assert decided.failure == (failure + advice if failure else "")

@@ -17,6 +17,7 @@ from jobs.chooser import NO_SNAPSHOT, ClusterChooser
 from jobs.cluster_store import ClusterTerms, register_cluster
 from jobs.database import Database
 from jobs.limits import RateLimits
+from jobs.log_archive import LogArchive
 from jobs.pod_exec import ExecRefused, ExecResult, TerminalUser
 from jobs.pod_logs import NoPods
 from jobs.records import JobRecord, RegisteredCluster
@@ -139,6 +140,7 @@ class JobService:
         settings: JobServiceSettings = SETTINGS,
         rendering: RenderSettings | None = None,
         authenticator: Authenticator | None = None,
+        archive: LogArchive | None = None,
     ) -> None:
         rendering = rendering or RenderSettings()
         self.database = database
@@ -173,6 +175,7 @@ class JobService:
             service_id=SERVICE_ID,
             now=self.clock.now,
             wake=self.woken.append,
+            archive=archive,
         )
         self.app = build_api(parts)
         self.client = httpx.AsyncClient(

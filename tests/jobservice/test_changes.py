@@ -157,7 +157,7 @@ async def test_offers_are_computed_one_at_a_time_and_leave_the_database_its_thre
         may_end.wait(20)
         return TopologyOffer(TopologyConstraint.NVLINK, None, "computed")
 
-    monkeypatch.setattr(offer_routes, "offer_of", slow_offer)
+    monkeypatch.setattr(offer_routes, "offer_to", slow_offer)
     made = (await service.submit(ext_ml_gpu_count=2, policy={"topology": "nvlink"})).json()
     path = f"{JOBS}/{made['id']}"
     try:

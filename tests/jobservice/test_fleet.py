@@ -46,6 +46,7 @@ class StartedFleet:
             service_id=SERVICE_ID,
             may_write=lambda: True,
             accounts=self._accounts,
+            archive=None,
         )
 
     def _accounts(self, mirror: ClusterMirror, cluster: str) -> GpuAccounting:

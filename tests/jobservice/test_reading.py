@@ -57,6 +57,16 @@ def test_a_job_becomes_facts(spec: dict[str, Any], status: dict[str, Any], expec
     assert found == WorkloadFacts("Job", "u1", **expected)
 
 
+def test_a_deployment_tells_why_it_gets_no_further_pod() -> None:
+    """Its condition has what the API server answered, of a ReplicaSet that nobody else asks for."""
+    refused = condition("ReplicaFailure", reason="FailedCreate", message="exceeded\nquota")
+    found = decode_workload(
+        "Deployment", raw({"metadata": {"uid": "u1"}, "spec": {}, "status": {"conditions": [refused]}})
+    )
+
+    assert found.refused == "exceeded quota"
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "detail"),
     [

@@ -246,6 +246,26 @@ async def test_checkpoints_outlive_the_last_retry(engine: Any) -> None:
     assert last.step == 30
 
 
+async def test_a_job_whose_model_is_not_there_yet_is_tried_again_and_says_so(stage: JobStage) -> None:
+    """EDGE-18, REG-3: by what the library leaves as its termination message; a wrong model ends the job at once."""
+    stage.world.fates |= {"tune": "Error", "wrong": "Error"}
+    stage.world.told |= {
+        "tune": "ModelUnavailable: the server answers 404",
+        "wrong": "ModelMismatch: m.bin has another checksum: do not load it",
+    }
+    ids = [await stage.give(name, policy={"retry_delay_seconds": 60}) for name in ("tune", "wrong")]
+    waits, wrong = [await stage.live(job_id) for job_id in ids]
+    del stage.world.fates["tune"]
+    await stage.world.clock.advance(60)
+    ended = await stage.live(ids[0], rounds=12)
+
+    assert (waits.state, waits.retry_count) == ("pending", 1)
+    assert "retry 1 of 3 in 60 s: " in waits.message
+    assert "ModelUnavailable: the server answers 404" in waits.message
+    assert (ended.state, wrong.state, wrong.retry_count) == ("succeeded", "failed", 0)
+    assert "ModelMismatch: m.bin has another checksum" in wrong.message
+
+
 def told(job_id: str, step: int, minute: int) -> str:
     """Return the termination message of a training that saved a checkpoint."""
     record = replace(RECORD, job_id=job_id, version=Version(1, step), created_at=f"2026-01-02T03:{minute:02}:00Z")

@@ -9,15 +9,18 @@ import pytest
 from aiohttp import web
 from sqlalchemy import select
 
+from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import JobStep
 from atoll.ml.policy import MlPolicy
 from jobs import webhook_sender
 from jobs.database import Database
+from jobs.offers import TopologyOffers
 from jobs.records import WebhookRecord
 from jobs.secrets import SecretBox
 from jobs.store import take_step
 from jobs.webhook_sender import WebhookSender, refuse_url, signature_of
 from jobs.webhook_store import ATTEMPTS_MAX, retry_seconds
+from tests.explain.situations import holder, situation
 from tests.jobservice.made import NOW
 from tests.jobservice.service import SECRET_KEY, JobService
 
@@ -150,6 +153,41 @@ async def test_a_delivery_is_tried_again_with_pauses_and_given_up_in_the_end(rec
         await receiver.service.clock.advance(retry_seconds(attempts))
     (given_up,) = [one for one in await receiver.deliveries(webhook) if one["status"] == 500]
     assert (given_up["attempts"], given_up["next_at"]) == (ATTEMPTS_MAX, None)
+
+
+async def test_an_offer_of_a_weaker_topology_is_sent_like_the_other_events(receiver: Receiver) -> None:
+    """EDGE-7: the job, what it asked for and is offered, what that costs and the wait that it saves; signed, and in the
+    log; a webhook that lists other events is not told."""
+    webhook = await receiver.create(events=["job.topology_relaxation_offer"])
+    other = await receiver.create(events=["job.queued"])
+    service = receiver.service
+    held = [holder("a", "n1", 0), holder("b", "n1", 2)]  # one of each pair that NVLink joins
+    service.links.snapshots["local"] = situation({"n1": {"profile": "azure-nc96ads-a100-v4"}}, held).snapshot
+    waits = {"ext_ml_gpu_count": 2, "policy": {"topology": "nvlink"}}
+    job_id = await receiver.job(JobStep.SUBMIT, JobStep.ADMIT, **waits)
+    chooser, wake = service.app.state.parts.chooser, service.woken.append
+    offers = TopologyOffers(service.database, chooser, RenderSettings(), service.clock, seconds_max=0, wake=wake)
+    await offers.look()
+    await receiver.send()
+    await offers.look()
+    ((headers, body),) = [(head, raw) for head, raw in receiver.got if b"offer" in raw]
+    told = json.loads(body)
+    (delivery,) = await receiver.deliveries(webhook)
+
+    assert headers["Atoll-Event"] == told["event"] == delivery["event"] == "job.topology_relaxation_offer"
+    assert headers["Atoll-Signature"] == signature_of(SECRET, int(headers["Atoll-Timestamp"]), body)
+    assert (told["job"]["id"], told["job"]["status"]) == (job_id, "admitted")
+    assert told["offer"] | {"reason": "", "slower": ""} == {
+        "asked": "nvlink",
+        "suggested": "same_node",
+        "reason": "",
+        "slower": "",
+        "saved_seconds": None,
+    }
+    assert "waits for GPUs that others hold" in told["offer"]["reason"]
+    assert "PCIe" in told["offer"]["slower"]
+    assert (delivery["status"], delivery["job_id"]) == (204, job_id)
+    assert [one["event"] for one in await receiver.deliveries(other)] == ["job.queued"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ Tests move the time. A seeded generator decides what happens to a job, so a seed
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from atoll.kube.client import Listing
 from atoll.kube.errors import Unanswered, api_error
 from jobs.cluster import JobCluster
 from jobs.database import Database
+from jobs.log_archive import LogArchive
 from jobs.reconciler import JobMover, JobReconciler
 from jobs.store import active_ids
 from tests.fakes.api_server import FakeApiServer
@@ -126,6 +127,13 @@ class WorldApi:
             lambda: self._world.answer("DELETE", path, dict(options or {})), lambda: _unanswered(path)
         )
 
+    async def stream(self, path: str, _params: Mapping[str, str | int], **_options: Any) -> AsyncGenerator[bytes, None]:
+        """GET the log of a pod, in two chunks. One that has not started yet has none."""
+        text = self._faults.read(lambda: self._world.log_of(path), lambda: _unanswered(path))
+        half = len(text) // 2
+        yield text[:half]
+        yield text[half:]
+
 
 def _unanswered(path: str) -> Exception:
     return Unanswered("no answer", path=path, sent=True)
@@ -147,6 +155,8 @@ class JobWorld:
         """Outcome of a job's pods by job name; default: success."""
         self.told: dict[str, str] = {}
         """Termination message of a job's containers by job name."""
+        self.logs: dict[str, bytes] = {}
+        """What the containers of a job print, by job name."""
         self.holds: set[str] = set()
         """Names of jobs that Kueue has not admitted."""
         self.is_gone = False
@@ -167,6 +177,15 @@ class JobWorld:
         if answer.status >= 300:
             raise api_error(raw, path=path, status=answer.status)
         return raw
+
+    def log_of(self, path: str) -> bytes:
+        """Return what a pod printed: its name, and what the test says. Raises the real client's errors."""
+        pod = json.loads(self.answer("GET", path.removesuffix("/log")))
+        if pod["status"]["phase"] == "Pending":
+            told = {"kind": "Status", "message": "container is waiting to start", "reason": "BadRequest", "code": 400}
+            raise api_error(json.dumps(told).encode(), path=path, status=400)
+        name = path.split("/")[-2]
+        return f"{name} begins\n".encode() + self.logs.get(pod["metadata"]["labels"][job_names.JOB_NAME], b"")
 
     def collection(self, path: str) -> list[Object]:
         """Return the objects of a collection, which may span all namespaces. Raises the real client's errors."""
@@ -333,12 +352,15 @@ class ServiceProcess:
         *,
         cluster: str = "local",
         mover: JobMover | None = None,
+        archive: LogArchive | None = None,
     ) -> None:
         self.name = cluster
         self.faults = faults or Faults()
         self.database = FaultyDatabase(engine, self.faults)
         jobs = JobCluster(WorldApi(world, self.faults), name=cluster, service_id=SERVICE_ID)
-        self.reconciler = JobReconciler(self.database, jobs, rendering or RenderSettings(), world.clock, mover=mover)
+        self.reconciler = JobReconciler(
+            self.database, jobs, rendering or RenderSettings(), world.clock, mover=mover, archive=archive
+        )
         self.waits: dict[str, float | None] = {}
 
     async def look_at(self, job_id: str, *, rounds: int = 12) -> None:

@@ -61,6 +61,26 @@ def test_resumes_behind_the_newest(store: Store, uri: str) -> None:
         }
 
 
+def test_weights_without_their_record_do_not_exist(store: Store, uri: str) -> None:
+    """EDGE-17, CKP-5: a process that died before the record left all the weights of step 20; the resume goes on behind
+    step 10, and with no other checkpoint it starts from zero. A save after one more start removes them."""
+    first = begin(store, uri=uri)
+    first.save(10, {"model": b"w10"})
+    lost = first.save(20, {"model": b"w20"}).version
+    store.delete(lost.record_key)
+    weights = [key for key in store.list_sizes() if lost.name in key]
+    second = begin(store, uri=uri)
+    found = resumed(second)
+    begin(store, uri=uri).save(11, {"model": b"w11"})
+    left = [key for key in store.list_sizes() if lost.name in key]
+    for version in committed(store.list_sizes()):
+        store.delete(version.record_key)
+
+    assert weights
+    assert (found, left) == ((11, b"w10"), [])
+    assert resumed(begin(store, uri=uri)) is None
+
+
 def test_the_oldest_go_first(store: Store, uri: str) -> None:
     """The newest n stay, with their parts and nothing else; each of the others has passed through all four states."""
     states: list[tuple[int, State]] = []

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import re
 import socket
 import ssl
 import traceback
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.jobs.retries import RETRYABLE
 from atoll.ml import uris
 from tests.ml.special_addresses import SPECIAL
 from tests.service.certificates import Authority
@@ -202,6 +204,52 @@ def test_the_servers_no_is_told(
     """A program can tell a wrong name from a missing right."""
     with pytest.raises(error, match="the server answers 40"):
         fetch_model(registry.url + path, variables=variables)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/other", "ModelUnavailable: .*the server answers 404"),
+        ("/secret", "ModelUnavailable: .*the server answers 403"),
+        ("/wrong", "ModelMismatch: .* do not load it"),
+        ("/.hidden", "ModelRefused: .*a segment"),
+    ],
+)
+def test_a_model_that_cannot_be_resolved_is_why_the_container_ends(
+    registry: Registry,
+    variables: dict[str, str],
+    path: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EDGE-18, REG-3: an unknown model is told in the termination message, in the word that makes the job service try
+    again; a wrong model and a refused URI are told, and not tried again. A later success takes it back."""
+    message = tmp_path / "message"
+    message.touch()
+    monkeypatch.setenv("ATOLL_TERMINATION_LOG", str(message))
+    registry.bodies["/wrong"] = b"others"
+    with pytest.raises((OSError, ModelMismatch, ModelRefused)):
+        fetch_model(registry.url + path, variables=variables)
+    failed = message.read_text()
+    fetch_model(variables=variables)
+
+    assert re.match(told, failed)
+    assert any(one in failed for one in RETRYABLE) is told.startswith("ModelUnavailable")
+    assert message.read_text() == ""
+
+
+def test_a_checkpoint_in_the_termination_message_outlives_a_model(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is worth more than the reason."""
+    message = tmp_path / "message"
+    message.write_text('{"last_checkpoint": {}}')
+    monkeypatch.setenv("ATOLL_TERMINATION_LOG", str(message))
+    with pytest.raises(ModelMismatch):
+        fetch_model(variables=variables | {CHECKSUM: f"sha256:{'0' * 64}"})
+
+    assert message.read_text() == '{"last_checkpoint": {}}'
 
 
 def test_hugging_face_gives_one_file_of_a_revision(registry: Registry, variables: dict[str, str]) -> None:

@@ -192,7 +192,7 @@ function showJob() {
   readJob(state.job);
 }
 
-const askJob = (path) => ask(`/api/clusters/auto/jobs/${path}`, state.token);
+const askJob = (path, hear) => ask(`/api/clusters/auto/jobs/${path}`, state.token, hear);
 
 async function readJob(id) {
   try {
@@ -275,10 +275,13 @@ async function readLog(id) {
   state.logOf = id;
   setText(byId("job-log-text"), "Reading the log.");
   try {
-    const text = await askJob(`${id}/logs?tail=${LOG_LINES}`);
+    let from = "";
+    const text = await askJob(`${id}/logs?tail=${LOG_LINES}`, (headers) => {
+      from = headers.get("Atoll-Log-Archive") ? " From the archive: the pod is gone." : "";
+    });
     if (state.job !== id) return;
     setText(byId("job-log"), text);
-    setText(byId("job-log-text"), text ? `The last ${LOG_LINES} lines at most.` : "The log is empty.");
+    setText(byId("job-log-text"), (text ? `The last ${LOG_LINES} lines at most.` : "The log is empty.") + from);
   } catch (error) {
     if (state.job === id) setText(byId("job-log-text"), error.message);
   }
