@@ -200,15 +200,20 @@ class PreemptionReconciler:
     async def begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
         if len(self.attempts) >= IN_FLIGHT_MAX or not self._tries.try_take() or not self._bucket.try_take():
             return LOOK_SECONDS
-        demands = decode_demands(await self._context.api.get(paths.pods(pod.metadata.namespace, pod.metadata.name)))
-        reason = unjudged(demands)
-        if reason:
-            self._give_up(pod, "", f"no pod is evicted for one with {reason}: only kube-scheduler can judge that")
-            return None
-        for plan in plans:
-            if await self.can_begin(pod, plan) and await self.start(pod, plan):
-                return LOOK_SECONDS
-        self._bucket.give_back()
+        has_begun = False
+        try:
+            demands = decode_demands(await self._context.api.get(paths.pods(pod.metadata.namespace, pod.metadata.name)))
+            reason = unjudged(demands)
+            if reason:
+                self._give_up(pod, "", f"no pod is evicted for one with {reason}: only kube-scheduler can judge that")
+                return None
+            for plan in plans:
+                has_begun = await self.can_begin(pod, plan) and await self.start(pod, plan)
+                if has_begun:
+                    return LOOK_SECONDS
+        finally:
+            if not has_begun:
+                self._bucket.give_back()
         self._failures.setdefault(pod.metadata.uid, FailedPreemptions()).until_seconds = self._now() + RETRY_SECONDS
         return RETRY_SECONDS
 
@@ -333,9 +338,7 @@ class PreemptionReconciler:
 
     async def _end_gang(self, pod: Pod, victim: Pod) -> bool:
         """Tell the victim's gang to give way whole if it needs the victim; False where the victim goes alone."""
-        key = gang_key(victim)
-        gang = self._cache.gang(key) if self._cache is not None and key is not None else None
-        if self._cache is None or key is None or gang is None:
+        if self._cache is None or (key := gang_key(victim)) is None or (gang := self._cache.gang(key)) is None:
             return False
         view = self._cache.view(gang)
         gone = [member for member in view.members if member.uid == victim.metadata.uid]

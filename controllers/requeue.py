@@ -201,8 +201,6 @@ class RequeueReconciler:
         is a 500) must not keep others waiting: it counts as woken, and is tried again ever more rarely.
         """
         metadata = wake.pod.metadata
-        if self._context.mirror.ledger.leases_of(wake.uid):
-            return False
         status = {"status": {"nominatedNodeName": wake.node}} if wake.nominate else {}
         body = merge_patch(
             uid=metadata.uid,

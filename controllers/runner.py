@@ -257,7 +257,7 @@ def build_loops(
     return (
         release,
         evidence,
-        Loop(OrphanReconciler(context, release.add), clock, metrics),
+        Loop(OrphanReconciler(context), clock, metrics),
         Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),

@@ -396,42 +396,42 @@ class AdmissionReconciler:
     async def _ungate(
         self, view: GangView, assignments: Sequence[MemberAssignment], admission: str, *, is_first: bool
     ) -> None:
-        """Nominate members, then ungate them in the order in which they can be bound; of equals first those without
-        GPUs: if the rest is left to another leader, it finds that by Leases. `is_first`: nobody was let go yet, so
-        nobody is unless all are still here; the gang's own loop decides then."""
-        placed = [(one.member.pod_set, one.member.pod, one.allocation.node) for one in assignments]
-        waves = [[assignments[number] for number in wave] for wave in await self._cache.bind_waves(placed)]
+        """Nominate members, then ungate who can be bound now; the gang's own loop, or another leader's, finds the
+        rest by Leases. `is_first`: nobody is let go unless all are still here; the gang's own loop decides then."""
+        bindable = await self._cache.bindable(view, {one.member.uid: one.allocation.node for one in assignments})
         annotations = member_annotations(view, admission, [one.member for one in assignments])
-        for one in assignments:
-            if not one.allocation.device_ids:
-                self._cache.assume_home(one.member.uid, one.allocation.node)
+        whole = [one for one in assignments if one.allocation.device_ids]
+        bare = [one for one in assignments if not one.allocation.device_ids]
+        opened: set[str] = set()
+        for one in bare:
+            self._cache.assume_home(one.member.uid, one.allocation.node)
 
         async def nominate_one(one: MemberAssignment) -> NominatedMember | None:
             return await self._pin(one, nominate(self._context, one.member.pod, one.allocation.node))
 
         async def ungate_one(one: MemberAssignment) -> None:
-            uid = one.member.uid
-            if (found := seen[uid]) is not None:
-                pod, node = one.member.pod, one.allocation.node
-                await self._pin(one, ungate(self._context, pod, node, annotations[uid], found))
+            pod, node, uid = one.member.pod, one.allocation.node, one.member.uid
+            found = seen[uid]
+            if found is not None and await self._pin(one, ungate(self._context, pod, node, annotations[uid], found)):
+                opened.add(uid)
 
-        answers = await each(assignments, nominate_one)
-        raise_first(answers)
-        seen = {
-            one.member.uid: answer if isinstance(answer, NominatedMember) else None
-            for one, answer in zip(assignments, answers, strict=True)
-        }
-        whole = [one for one in assignments if one.allocation.device_ids]
-        bare = [one for one in assignments if not one.allocation.device_ids]
-        may_begin = all(map(self._is_here, assignments)) and all(seen[one.member.uid] is not None for one in whole)
-        for one in bare:
-            if seen[one.member.uid] is None or (is_first and not may_begin):
-                self._cache.forget_home(one.member.uid)
-        if is_first and not may_begin:
-            return
-        for wave in waves:
-            raise_first(await each([one for one in wave if not one.allocation.device_ids], ungate_one))
-            raise_first(await each([one for one in wave if one.allocation.device_ids], ungate_one))
+        try:
+            answers = await each(assignments, nominate_one)
+            raise_first(answers)
+            seen = {
+                one.member.uid: answer if isinstance(answer, NominatedMember) else None
+                for one, answer in zip(assignments, answers, strict=True)
+            }
+            may_begin = all(map(self._is_here, assignments)) and all(seen[one.member.uid] is not None for one in whole)
+            if is_first and not may_begin:
+                return
+            raise_first(await each([one for one in bare if one.member.uid in bindable], ungate_one))
+            raise_first(await each([one for one in whole if one.member.uid in bindable], ungate_one))
+            raise_first(await each([one for one in bare if one.member.uid not in bindable], ungate_one))
+        finally:
+            for one in bare:
+                if one.member.uid not in opened:
+                    self._cache.forget_home(one.member.uid)
 
     async def _pin(self, one: MemberAssignment, write: Awaitable[T]) -> T | None:
         """Await a write that sends a member to its node; None where one without GPUs does not take it."""
@@ -442,7 +442,6 @@ class AdmissionReconciler:
                 raise
             pod, uid = f"{one.member.pod.metadata.namespace}/{one.member.pod.metadata.name}", one.member.uid
             log.warning("A member cannot be pinned to its node", pod=pod, uid=uid, err=str(error))
-            self._cache.forget_home(uid)
             return None
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:

@@ -6,7 +6,7 @@ term: all of it is read from the objects again.
 
 import asyncio
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods, volume_fit
 from atoll.cluster.daemons import coming_daemons, waits_for_node
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.bind_order import Placed, bind_waves
+from atoll.cluster.gangs.bind_order import bind_waves
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_requests import member_requests
 from atoll.cluster.gangs.membership import (
@@ -38,6 +38,7 @@ from atoll.cluster.gangs.node_domains import (
     fabric_clique,
     node_domains_of,
 )
+from atoll.cluster.gangs.pod_groups import group_of
 from atoll.cluster.gangs.queue import AdmissionAttempts
 from atoll.cluster.gangs.readiness_policy import OutOfBounds, PolicyBounds, ReadinessPolicy, policy_for
 from atoll.cluster.gangs.search_input import PlacementSnapshot
@@ -112,7 +113,7 @@ class GangCache:
         key = gang_key(change.object)
         if key is None:
             return None
-        if change.kind is ChangeKind.DELETED or change.object.status.nominated_node_name:
+        if change.kind is ChangeKind.DELETED or not has_gate(change.object):
             self._homes.pop(change.object.metadata.uid, None)
         if change.kind is ChangeKind.DELETED:
             self._note_gone(key, change)
@@ -215,9 +216,10 @@ class GangCache:
 
     def is_current(self, gang: GpuGang) -> bool:
         """Tell whether the mirror shows our own last write of the gang, or something newer, and none may still
-        arrive."""
+        arrive; and the open gates of its members that hold nothing, by which alone they differ from others."""
         version = version_number(gang.metadata.resource_version)
-        return version >= self._written.get(gang.metadata.uid, 0) and not self.is_in_doubt(gang)
+        are_seen = self._homes.keys().isdisjoint(self._uids.get(key_of(gang), ()))
+        return are_seen and version >= self._written.get(gang.metadata.uid, 0) and not self.is_in_doubt(gang)
 
     def view(self, gang: GpuGang) -> GangView:
         """Return everything that a decision about the gang is made on."""
@@ -263,7 +265,7 @@ class GangCache:
         return min((time for time in times if time is not None), default=None)
 
     def assume_home(self, uid: str, node: str) -> None:
-        """Count a member without GPUs on its node until its nomination is seen, so that no other takes its place."""
+        """Count a member without GPUs on its node until its gate is seen open, so that no other takes its place."""
         self._homes[uid] = node
         self._snapshot = None
 
@@ -310,11 +312,17 @@ class GangCache:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
         return self._snapshot[1].confined(ledger, reservation, now_seconds=now)
 
-    async def bind_waves(self, placed: Sequence[Placed]) -> list[list[int]]:
-        """Return the members, by their numbers, in the order in which they can be bound."""
-        if not any(affinity_terms(pod) for _, pod, _ in placed):
-            return [list(range(len(placed)))]
-        return await asyncio.to_thread(bind_waves, placed, self.snapshot())
+    async def bindable(self, view: GangView, homes: Mapping[str, str]) -> set[str]:
+        """Return the gated members, of those with these nodes by uid, that kube-scheduler can bind now. Others wait
+        until the members whom they have to be near are bound; not those of a PodGroup, which it binds together."""
+        unbound = (one for one in view.members if one.stage in STARTED and not one.pod.spec.node_name)
+        known = {**{one.uid: self._coming_to(one.pod) for one in unbound}, **homes}
+        members = [one for one in view.members if known.get(one.uid)]
+        if any(map(group_of, (one.pod for one in members))) or not any(affinity_terms(one.pod) for one in members):
+            return set(homes)
+        placed = [(one.pod_set, one.pod, known[one.uid]) for one in members]
+        first, *_ = await asyncio.to_thread(bind_waves, placed, self.snapshot())
+        return {members[number].uid for number in first} & homes.keys()
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""

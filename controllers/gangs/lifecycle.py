@@ -224,24 +224,31 @@ class GangReconciler:
         return ""
 
     async def _ungate_rest(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
-        """Ungate the rest, unless a node or the API server refuses a member by now, or its Leases are gone."""
+        """Ungate those of the rest that can be bound now, unless a node or the API server refuses a member by now, or
+        its Leases are gone."""
         view, now = self._cache.view(gang), self._cache.now_seconds()
-        refusing = self._refusing_node(decision.members)
+        homes = {member.uid: self._cache.reservation(member)[0] for member in decision.members}
+        bindable = await self._cache.bindable(view, homes)
+        if has_begun(view) and not bindable:
+            await self.write(gang, decision.status)
+            return decision.again_seconds
+        members = [one for one in decision.members if one.uid in bindable or not has_begun(view)]
+        refusing = self._refusing_node(members)
         if refusing and not has_begun(view):
             message = f"node {refusing} would refuse a member now"
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
-            nominated = await self._nominate(decision.members)
+            nominated = await self._nominate(members)
             lacking = await self._lacking([member for member, _ in nominated])
             if lacking and not has_begun(view):
                 message = f"member {lacking[0].pod.metadata.name} has lost its GPUs"
                 await self.write(gang, give_up(decision.status, message, now_seconds=now))
                 return BUSY_SECONDS
             await unreserve(self._context, lacking)
-            if not has_begun(view) and (len(nominated) < len(decision.members) or not self._is_whole(gang)):
+            if not has_begun(view) and (len(nominated) < len(members) or not self._is_whole(gang)):
                 return BUSY_SECONDS
-            whole = [(member, seen) for member, seen in nominated if member not in lacking]
+            whole = [(one, seen) for one, seen in nominated if one not in lacking and one.uid in bindable]
             return await self._ungate(view, whole)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
@@ -249,7 +256,7 @@ class GangReconciler:
             jitter = jitter_of(self._context.new_token())
             return await self._evict(gang, cannot_start(view, message[:1000], now_seconds=now, jitter=jitter))
         log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
-        await unreserve(self._context, decision.members)
+        await unreserve(self._context, members)
         return self._pauses.begin(key_of(gang))
 
     def _is_whole(self, gang: GpuGang) -> bool:
@@ -286,9 +293,7 @@ class GangReconciler:
             node = seen.status.nominated_node_name
             await ungate(self._context, member.pod, node, annotations[member.uid], seen)
 
-        placed = [(member.pod_set, member.pod, seen.status.nominated_node_name) for member, seen in nominated]
-        for wave in await self._cache.bind_waves(placed):
-            raise_first(await each([nominated[number] for number in wave], open_one))
+        raise_first(await each(nominated, open_one))
         return BUSY_SECONDS
 
     async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:

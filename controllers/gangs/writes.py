@@ -135,9 +135,9 @@ async def nominate(context: Context, pod: Pod, node: str) -> NominatedMember | N
         return None
 
 
-async def ungate(context: Context, pod: Pod, node: str, annotations: Mapping[str, str], seen: NominatedMember) -> None:
-    """Pin a nominated pod, open its gate and annotate it, in one patch. `seen`: as the nomination left it. Nothing
-    happens if the pod has changed in the meantime, or is gone."""
+async def ungate(context: Context, pod: Pod, node: str, annotations: Mapping[str, str], seen: NominatedMember) -> bool:
+    """Pin a nominated pod, open its gate and annotate it, in one patch. `seen`: as the nomination left it. False, and
+    nothing happens, if the pod has changed in the meantime, or is gone."""
     metadata = pod.metadata
     body = merge_patch(
         uid=metadata.uid,
@@ -149,6 +149,8 @@ async def ungate(context: Context, pod: Pod, node: str, annotations: Mapping[str
         await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
     except (NotFound, Conflict) as error:
         _log_gated(pod, error)
+        return False
+    return True
 
 
 def member_annotations(view: GangView, admission: str, coming: Iterable[GangMember]) -> dict[str, dict[str, str]]:

@@ -7,7 +7,7 @@ again. Strays are deleted after a live look-up. Neither the clock nor the cache 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,13 +39,12 @@ WAIT_SECONDS_MAX = 3600.0
 
 
 class OrphanReconciler:
-    """Unreserves what a living pod holds without being bound to it. `release` is called with pods that are gone."""
+    """Unreserves what a living pod holds without being bound to it. What a pod holds that is gone is the release's."""
 
     name = "orphans"
 
-    def __init__(self, context: Context, release: Callable[[str], None]) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._release = release
         self._pauses: Pauses[str] = Pauses(context.clock)
         self._seen: dict[str, dict[str, tuple[str, float]]] = {}
         """By pod uid and Lease uid: the deadline, and when it was first seen, by our own clock."""
@@ -98,7 +97,7 @@ class OrphanReconciler:
         waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is LeaseState.RESERVED]
         return min(waits, default=None)
 
-    def _state(self, record: LeaseRecord, pod: Pod) -> LeaseState:
+    def _state(self, record: LeaseRecord, pod: Pod | None) -> LeaseState:
         past = format_microtime(self._context.clock.now() - timedelta(seconds=SKEW_SECONDS))
         return lease_state(record, pod, past if self._own_seconds(record) > 0 else NEVER)
 
@@ -132,9 +131,6 @@ class OrphanReconciler:
             return
         generation = max(version_number(record.resource_version) for record in fenced)
         pod = await move(self._context, fenced[0].holder, generation=generation)
-        if pod is None:
-            self._release(records[0].holder.uid)
-            return
         states = {record.lease_name: self._state(record, pod) for record in fenced}
         ended = [r for r in fenced if states[r.lease_name] in {LeaseState.OVERDUE, LeaseState.STRAY}]
         kept = [r for r in fenced if states[r.lease_name] is LeaseState.HELD]
@@ -146,9 +142,6 @@ class OrphanReconciler:
     async def _delete_strays(self, records: Sequence[LeaseRecord]) -> None:
         """Delete Leases that the bound pod does not name, if a live look confirms it: a pod's node never changes."""
         lookup = await look_up(self._context.api, records[0].holder)
-        if lookup.pod is None:
-            self._release(records[0].holder.uid)
-            return
         ended = [record for record in records if self._state(record, lookup.pod) is LeaseState.STRAY]
         await self._delete(ended, outcome="stray")
 

@@ -124,7 +124,7 @@ class ReleaseReconciler:
         lookup = await look_up(self._context.api, record.holder)
         if lookup.pod is not None:
             return None
-        return self._terminations.gone(uid) or self._terminations.note_absence(uid, lookup.version)
+        return self._terminations.note_absence(uid, lookup.version)
 
     def _termination(self, pod: Pod | None, gone: DeletedPod | None, records: Sequence[LeaseRecord]) -> PodTermination:
         if pod is not None:

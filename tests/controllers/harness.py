@@ -139,6 +139,10 @@ class Term:
         for loop in self.loops:
             loop.resync()
 
+    def reconciler(self, name: str) -> Any:
+        """Return the reconciler of one of the loops."""
+        return next(loop for loop in self.loops if loop.name == name)._reconciler
+
 
 @dataclass
 class ControllerHarness(Term):

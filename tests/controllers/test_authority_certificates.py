@@ -179,6 +179,19 @@ def test_an_unusable_authority_is_replaced_together_with_what_it_signed(authorit
     assert is_trusted(made.serving, bundle=made.bundle, now=NOW)
 
 
+def test_each_key_may_do_only_what_it_is_for() -> None:
+    """The authority signs certificates and lists of revoked ones, the other proves who serves."""
+
+    def uses(pair: KeyPair) -> set[str]:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        found = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+        return {name.removeprefix("_") for name, is_allowed in vars(found).items() if is_allowed}
+
+    assert BASE.serving is not None
+    assert uses(_authority_of(BASE)) == {"key_cert_sign", "crl_sign"}
+    assert uses(BASE.serving) == {"digital_signature"}
+
+
 def test_a_serving_certificate_never_outlives_its_authority() -> None:
     """A chain that is half expired is refused by every client."""
     authority = make_authority(now=NOW, life=timedelta(days=10))

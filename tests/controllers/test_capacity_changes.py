@@ -4,24 +4,31 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 
+from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
+from atoll.cluster.gangs.membership import GangKey
+from atoll.cluster.gangs.queue import PAUSE_SECONDS, AdmissionAttempts
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Node
+from atoll.cluster.objects import Node, PodCondition, PodStatus
+from atoll.cluster.requests import Verdict
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 from controllers.capacity_changes import CapacityChanges
 from controllers.context import Context
 from controllers.foreign import ForeignReconciler
 from controllers.gangs.admission import AdmissionReconciler
-from controllers.gangs.cache import GangCache
+from controllers.gangs.cache import GangCache, GangRules
 from controllers.leases.repair import MissingLeaseRepair
 from controllers.loops import Reconciler
+from controllers.requeue import SETTLE_SECONDS, RequeueReconciler
 from controllers.topologies import TopologyReconciler
 from tests.builders import make_allocation, make_lease, make_pod, make_report
+from tests.cluster.gangs.builders import make_gang
 from tests.controllers.gang_harness import TOPOLOGIES, cluster, settled, term
 from tests.fakes.clock import ManualClock
 
@@ -31,6 +38,12 @@ def node(*, ready: str = "True", reason: str = "", labels: dict[str, str] | None
     status = {"conditions": [{"type": "Ready", "status": ready, "reason": reason}]}
     metadata = {"name": "n1", "resourceVersion": "7", "labels": labels or {}}
     return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Node)
+
+
+def empty_mirror() -> ClusterMirror:
+    """Return a mirror of nothing."""
+    reflectors = {"any": SimpleNamespace(resource_version="1")}
+    return cast("ClusterMirror", SimpleNamespace(ledger=Ledger(), reflectors=reflectors))
 
 
 RACK = {"rack": "r1"}
@@ -49,12 +62,32 @@ TOPOLOGY = Topology.model_validate({"metadata": {"name": "a"}, "spec": {"levels"
 )
 def test_a_node_that_opens_makes_room(before: Node, after: Node | None, *, is_room: bool) -> None:
     """Whatever `node_reason` reads counts; the many status writes of kubelet do not."""
-    mirror = cast("ClusterMirror", SimpleNamespace(ledger=Ledger(), reflectors={}))
-    mirror.reflectors["any"] = SimpleNamespace(resource_version="1")  # type: ignore[index,assignment]
-    changes = CapacityChanges(mirror, ManualClock())
+    changes = CapacityChanges(empty_mirror(), ManualClock())
 
     change = Change(ChangeKind.MODIFIED, after, before) if after else Change(ChangeKind.DELETED, before, before)
     assert changes.observe(WatchedKind.NODE, change) is is_room
+
+
+def reservation(count: int = 1, *, phase: str = "Filling") -> GpuReservation:
+    """Return a GpuReservation of so many GPUs."""
+    spec = {"shape": {"count": count}, "namespaces": ["team"]}
+    return GpuReservation.model_validate({"metadata": {"name": "r"}, "spec": spec, "status": {"phase": phase}})
+
+
+@pytest.mark.parametrize(
+    ("after", "is_room"),
+    [
+        pytest.param(reservation(2), True, id="another size"),
+        pytest.param(reservation(phase="Active"), True, id="it opened"),
+        pytest.param(reservation(), False, id="nothing that pods could use"),
+    ],
+)
+def test_a_reservation_that_changes_makes_room(after: GpuReservation, *, is_room: bool) -> None:
+    """Its pods wait for its size and its times; what its status counts wakes nobody."""
+    changes = CapacityChanges(empty_mirror(), ManualClock())
+
+    change = Change(ChangeKind.MODIFIED, after, reservation())
+    assert changes.observe(WatchedKind.RESERVATION, change) is is_room
 
 
 @pytest.mark.parametrize(
@@ -126,6 +159,82 @@ def test_waiting_gangs_are_tried_again_when_there_may_be_room(
     reconciler = AdmissionReconciler(cast("Context", context), cast("GangCache", cache))
 
     assert (bool(list(reconciler.affected(kind, change))), len(rooms)) == (is_room, int(is_room))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_kept", "is_looked_at"),
+    [
+        pytest.param({("team", "g")}, False, True, id="a gang waits"),
+        pytest.param(set(), True, True, id="GPUs are kept for a gang that waits no more"),
+        pytest.param(set(), False, False, id="neither"),
+    ],
+)
+def test_gangs_are_looked_at_while_there_is_something_to_do(
+    waiting: set[GangKey], *, is_kept: bool, is_looked_at: bool
+) -> None:
+    """Where no gang waits a resync costs nothing."""
+    reconciler = AdmissionReconciler(
+        cast("Context", SimpleNamespace(api=None, clock=ManualClock())),
+        cast("GangCache", SimpleNamespace(candidates=waiting)),
+    )
+    reconciler._preemption._has_stray_reservations = is_kept
+
+    assert bool(list(reconciler.all_keys())) is is_looked_at
+
+
+async def test_a_gang_in_its_pause_is_tried_when_that_is_over() -> None:
+    """Also where something else was the reason to look at the gangs meanwhile."""
+    clock, gang, key = ManualClock(), make_gang(2), ("team", "g")
+    attempt = AdmissionAttempts(("", 0)).next(clock.monotonic_seconds(), Verdict.BUSY, contends=True)
+    cache = SimpleNamespace(
+        rules=GangRules(),
+        candidates={key},
+        busy=set(),
+        room_at_seconds=0.0,
+        gang={key: gang}.get,
+        gangs_in_doubt=tuple,
+        attempts_of=lambda _: attempt,
+        is_current=lambda _: True,
+    )
+    context = SimpleNamespace(api=None, clock=clock, mirror=SimpleNamespace(ledger=Ledger(), unready_reason=str))
+    reconciler = AdmissionReconciler(cast("Context", context), cast("GangCache", cache))
+
+    await clock.advance(PAUSE_SECONDS / 2)
+
+    assert await reconciler.reconcile("") == PAUSE_SECONDS / 2
+
+
+@pytest.mark.parametrize("is_room_made", [False, True], ids=["a moment later", "at once when room is made"])
+async def test_a_pod_that_was_just_set_aside_is_woken_when_its_refusal_is_settled(*, is_room_made: bool) -> None:
+    """Nobody waits for the next resync. It may have been refused for a bind whose Leases are not seen yet."""
+    clock, api, ledger = ManualClock(), AsyncMock(), Ledger()
+    ledger.put_report(make_report("n1"))
+    ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)
+    mirror = SimpleNamespace(
+        ledger=ledger,
+        reflectors={"any": SimpleNamespace(resource_version="1")},
+        nodes=SimpleNamespace(store={("", "n1"): node()}),
+        unready_reason=str,
+        claim=lambda *_: None,
+        reservation_of=lambda _: "",
+    )
+    context = Context(api, cast("ClusterMirror", mirror), clock, Mock(), Mock(), str)
+    requeue = RequeueReconciler(context, wakes_per_second=1.0, burst=9)
+    refused = PodCondition("PodScheduled", "False", "Unschedulable")
+    pod = msgspec.structs.replace(make_pod("p"), status=PodStatus(conditions=(refused,)))
+    ledger.put_pod(pod)
+
+    assert list(requeue.affected(WatchedKind.POD, Change(ChangeKind.MODIFIED, pod, make_pod("p"))))
+    assert await requeue.reconcile("") == SETTLE_SECONDS
+    assert api.patch.await_count == 0
+
+    if is_room_made:
+        gone = make_lease("n1", 0, version="2")
+        assert list(requeue.affected(WatchedKind.LEASE, Change(ChangeKind.DELETED, gone, gone)))
+    else:
+        await clock.advance(SETTLE_SECONDS)
+    await requeue.reconcile("")
+    assert api.patch.await_count == 1
 
 
 async def test_the_status_of_a_topology_is_written_when_it_changes_and_not_again(tmp_path: Path) -> None:

@@ -1,18 +1,30 @@
 """Writes of gangs whose answers are lost: what arrives late changes nothing, and no member starts without its GPUs."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
+import orjson
 import pytest
 from aiohttp import web
 
 from atoll.api import names
+from atoll.api.times import format_microtime
+from atoll.cluster.leases import RESERVATION_NAMESPACE, Holder
+from atoll.cluster.ledger import Ledger
+from atoll.kube.errors import NotFound
+from atoll.kube.mirror import ClusterMirror
+from controllers.context import Context
+from controllers.gangs.writes import is_reserved
+from tests.builders import lease_json, make_lease
 from tests.controllers.gang_harness import GANGS, JOBS, GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import LEASES, PODS
 from tests.controllers.test_gangs import JOB, QUICK, add_owned
-from tests.fakes.api_server import Object, status
-from tests.fakes.clock import until
+from tests.fakes.api_server import Object, answering, status
+from tests.fakes.clock import ManualClock, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -98,6 +110,25 @@ async def test_a_status_without_an_answer_is_fenced_first(tmp_path: Path) -> Non
     assert made.server.respond("PATCH", f"{GANGS}/g/status", {}, held_up[0]).status == 409
 
 
+async def test_a_lost_status_of_a_running_gang_is_written_again_before_the_next_resync(tmp_path: Path) -> None:
+    """No other gang waits, and the mirror will never show the write that nobody carried out."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made)
+        await settled(running, lambda: is_let_go(made, "g-0", "g-1"))
+        lost: list[Object] = []
+
+        def lose_once(method: str, path: str, body: Any) -> web.Response | None:
+            if method != "PATCH" or path != f"{GANGS}/g/status" or lost:
+                return None
+            lost.append(body)
+            return status(504, "Timeout", "the server took too long")
+
+        made.server.intercept(lose_once)
+        made.run_all("g", 2)
+        await until(lambda: lost)
+        await until(lambda: made.gang("g")["status"].get("wasReady"))
+
+
 async def test_a_gang_of_which_a_member_lost_a_lease_before_the_gates_open_is_admitted_anew(tmp_path: Path) -> None:
     """Nobody is let go while another has three of four GPUs."""
     async with cluster() as made:
@@ -110,6 +141,61 @@ async def test_a_gang_of_which_a_member_lost_a_lease_before_the_gates_open_is_ad
             await settled(second, lambda: is_let_go(made, "g-0", "g-1"))
 
         assert made.gang("g")["status"]["admissions"] == 2
+
+
+async def test_a_new_leader_renews_what_is_reserved_before_the_gates_open(tmp_path: Path) -> None:
+    """It would run out, and be given to others, while kube-scheduler binds."""
+    deadlines: list[str] = []
+
+    def watch(method: str, path: str, body: Any) -> web.Response | None:
+        if method == "PATCH" and path.startswith(f"{LEASES}/gpu-"):
+            deadlines.append(body["metadata"]["annotations"].get(names.LEASE_DEADLINE, ""))
+        return None
+
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=RESERVED) as first:
+            await settled(first, first.api.dead.is_set)
+        made.server.intercept(watch)
+        begin = format_microtime(datetime.now(UTC))
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g-0", "g-1"))
+
+    assert len(deadlines) >= 8
+    assert min(deadlines) > begin
+
+
+MEMBER, OTHER = Holder("team", "g-0", "uid-of-g-0"), Holder("team", "other", "uid-of-other")
+IDLE = Holder(RESERVATION_NAMESPACE, "r", "uid-of-r")
+
+
+@pytest.mark.parametrize(
+    ("seen", "live", "is_renewed"),
+    [
+        pytest.param(MEMBER, MEMBER, True, id="its own"),
+        pytest.param(None, MEMBER, True, id="its own, which the watch does not show yet"),
+        pytest.param(IDLE, MEMBER, True, id="its own, taken over from a GpuReservation a moment ago"),
+        pytest.param(OTHER, OTHER, False, id="another pod's"),
+        pytest.param(None, OTHER, False, id="another pod's, which the watch does not show yet"),
+        pytest.param(None, None, False, id="none"),
+    ],
+)
+async def test_a_member_may_go_only_with_leases_that_are_its_own(
+    seen: Holder | None, live: Holder | None, *, is_renewed: bool
+) -> None:
+    """Where the watch shows anything else, the API server is asked; what is another's is not written."""
+    ledger, api = Ledger(), AsyncMock()
+    if seen is not None:
+        ledger.put_lease(make_lease("n1", 0, holder=seen))
+    answer = orjson.dumps(lease_json("n1", 0, holder=live, version="2"))
+    api.get.side_effect = [answer] if live is not None else NotFound("gone", status=404, reason="NotFound", path="")
+    api.patch.return_value = answer
+    mirror = cast("ClusterMirror", SimpleNamespace(ledger=ledger))
+    context = Context(api, mirror, ManualClock(), Mock(), Mock(), str)
+
+    assert await is_reserved(context, MEMBER.uid, ["gpu-n1-0"]) is is_renewed
+    assert api.patch.await_count == is_renewed
+    assert not await is_reserved(context, MEMBER.uid, [])
 
 
 async def test_a_member_that_is_made_anew_before_the_gates_open_undoes_the_admission(tmp_path: Path) -> None:
@@ -151,6 +237,49 @@ async def test_nobody_is_let_go_when_another_goes_while_members_are_nominated(tm
     assert set(opened) == {"g-1", "g-2"}
 
 
+async def test_nobody_is_let_go_while_another_could_not_be_nominated(tmp_path: Path) -> None:
+    """It has changed meanwhile, and keeps all of its GPUs: the first gate opens after its second nomination."""
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=RESERVED) as first:
+            await settled(first, first.api.dead.is_set)
+        made.server.fail(answering(409, "Conflict"), containing=f"PATCH {PODS}/g-1/status")
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g-0", "g-1"))
+            writes = [path for _, path in second.api.writes]
+
+    begin = min(writes.index(f"{PODS}/{name}") for name in ("g-0", "g-1"))
+    assert writes[:begin].count(f"{PODS}/g-1/status") == 2
+
+
+async def test_nobody_is_let_go_when_another_goes_while_leases_are_renewed(tmp_path: Path) -> None:
+    """All were nominated and nobody has lost a GPU, but the gang is not whole any more."""
+    let_go_alone: list[str] = []
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=RESERVED) as first:
+            await settled(first, first.api.dead.is_set)
+
+        def watch(method: str, path: str, body: Any) -> web.Response | None:
+            is_gate = method == "PATCH" and "schedulingGates" in ((body or {}).get("spec") or {})
+            if is_gate and sum(one.startswith(PODS) for one in made.server.objects) < 2:
+                let_go_alone.append(path)
+            return None
+
+        async with term(made, tmp_path) as second:
+
+            async def hold_up(request: web.Request) -> web.Response:
+                made.delete("g-0")
+                await until(lambda: "uid-of-g-0" not in second.mirror.pods.by_uid)
+                return made.server.respond("PATCH", request.path, {}, await request.json())
+
+            made.server.intercept(watch)
+            made.server.fail(hold_up, containing=f"PATCH {LEASES}/{made.leases_of('g-1')[0]['metadata']['name']}")
+            await settled(second, lambda: let_go_alone or made.reason("g") == "WaitForQuorum")
+
+    assert let_go_alone == []
+
+
 async def _delete_other_while_nominated(made: GangHarness, running: Term) -> None:
     """Hold up the nomination of g-1 until the leader has seen that g-0 is gone; then have the gang made whole."""
 
@@ -164,6 +293,7 @@ async def _delete_other_while_nominated(made: GangHarness, running: Term) -> Non
         add_gang(made)
     await settled(running, lambda: made.reason("g") == "WaitForQuorum" and not made.leases_of("g-1"))
     assert made.is_gated("g-1")
+    assert not made.pod("g-1")["status"].get("nominatedNodeName")  # kube-scheduler keeps no cpu for it
     made.add_member("g", 2)
     await settled(running, lambda: is_let_go(made, "g-1", "g-2"))
 

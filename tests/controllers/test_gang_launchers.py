@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from atoll.api import names
 from controllers.gangs.cache import GangCache, GangRules
+from controllers.gangs.lifecycle import BEHIND_SECONDS
 from tests.controllers.gang_harness import TOPOLOGIES, GangHarness, cluster, settled, term
-from tests.controllers.harness import HurriedClock
+from tests.controllers.harness import PODS, HurriedClock
 from tests.controllers.test_gangs import DEATHS
+from tests.fakes.api_server import answering
+from tests.fakes.clock import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -113,6 +117,104 @@ async def test_a_launcher_counts_on_its_node_before_its_nomination_is_seen(tmp_p
         assert free_cpus() == 64
 
 
+async def test_a_pod_that_is_resized_in_place_counts_with_what_it_needs_now(tmp_path: Path) -> None:
+    """What a pod needs is computed once per version of its spec."""
+    async with cluster("n1") as made, term(made, tmp_path) as running:
+        add_launcher(made, cpu="60", node="n1")
+        await settled(running, lambda: "uid-of-g-0" in running.mirror.pods.by_uid)
+        cache = GangCache(running.mirror, HurriedClock(), GangRules())
+        before, seen = cache.snapshot().free["n1"]["cpu"], running.mirror.pods.by_uid["uid-of-g-0"]
+        add_launcher(made, cpu="10", node="n1")
+        await settled(running, lambda: running.mirror.pods.by_uid["uid-of-g-0"] is not seen)
+
+        assert (before, cache.snapshot().free["n1"]["cpu"]) == (4_000, 54_000)
+
+
+async def test_a_launcher_counts_on_its_node_until_its_gate_is_seen_open(tmp_path: Path) -> None:
+    """Its nomination is seen first, while it is gated: another gang that is tried then does not get the same cpu."""
+    async with cluster("n1") as made, term(made, tmp_path) as running:
+        admission = running.reconciler("gang-admission")
+
+        def is_next(name: str) -> bool:
+            gang = running.mirror.gangs.store.get(("team", name)) if running.mirror.gangs is not None else None
+            return ("team", name) in admission._cache.candidates and gang is not None and gang.status is not None
+
+        async def hold_up(request: web.Request) -> web.Response:
+            add_alone(made, "y")
+            await until(lambda: is_next("y") and running.mirror.pods.by_uid["uid-of-x-0"].status.nominated_node_name)
+            made.server.sends_events = False
+            return made.server.respond("PATCH", request.path, {}, await request.json())
+
+        made.server.fail(hold_up, containing=f"PATCH {PODS}/x-0?")
+        add_alone(made, "x")
+        await settled(running, lambda: made.reason("y") in {"Admitted", "WaitForRoom"})
+
+        assert made.reason("y") == "WaitForRoom"
+
+
+async def test_a_gang_without_gpus_keeps_its_admission_until_its_open_gates_are_seen(tmp_path: Path) -> None:
+    """Its own loop looks at it before the watch shows its members: they hold nothing, and have been let go."""
+    key = ("team", "x")
+    async with cluster("n1") as made, term(made, tmp_path) as running:
+        lifecycle = running.reconciler("gangs")
+
+        async def hold_up(request: web.Request) -> web.Response:
+            await until(
+                lambda: (gang := lifecycle._cache.gang(key)) is not None and lifecycle._cache.view(gang).is_admitted
+            )
+            made.server.sends_events = False
+            return made.server.respond("PATCH", request.path, {}, await request.json())
+
+        made.server.fail(hold_up, containing=f"PATCH {PODS}/x-0?")
+        add_alone(made, "x")
+        await until(lambda: not made.is_gated("x-0") and key not in lifecycle._cache.busy)
+
+        assert await lifecycle.reconcile(key) == BEHIND_SECONDS
+        assert made.reason("x") == "Admitted"
+
+
+@pytest.mark.parametrize("code", [409, 500])
+@pytest.mark.parametrize("write", ["/status?", "?"], ids=["its nomination", "its open gate"])
+async def test_a_launcher_that_was_not_let_go_does_not_wait_for_its_own_cpu(
+    tmp_path: Path, write: str, code: int
+) -> None:
+    """Its pod has changed meanwhile, or the API server failed: it counts on no node, and is placed again."""
+    async with cluster("n1") as made, term(made, tmp_path) as running:
+        made.server.fail(answering(code, "Conflict" if code == 409 else ""), containing=f"PATCH {PODS}/g-0{write}")
+        add_alone(made, "g")
+        await settled(running, lambda: all(started(made, count=1)))
+
+
+def add_alone(made: GangHarness, name: str) -> None:
+    """Create a gang of a launcher alone, that needs more than half of a node's cpus."""
+    made.add_gang(name, 0, podSets=SETS[:1])
+    add_launcher(made, name, cpu="40")
+
+
+@pytest.mark.parametrize("goes", [False, True], ids=["all stay", "a worker goes while others are nominated"])
+async def test_a_launcher_counts_on_its_node_from_its_admission_on_unless_it_is_not_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, goes: bool
+) -> None:
+    """Until the watch shows it there nobody else gets its cpu; one that stays gated keeps none."""
+    forgotten: list[str] = []
+    monkeypatch.setattr(GangCache, "forget_home", lambda _, uid: forgotten.append(uid))
+    async with cluster("n1") as made, term(made, tmp_path) as running:
+
+        async def hold_up(request: web.Request) -> web.Response:
+            made.delete("g-2")
+            await until(lambda: "uid-of-g-2" not in running.mirror.pods.by_uid)
+            return made.server.respond("PATCH", request.path, {}, await request.json())
+
+        if goes:
+            made.server.fail(hold_up, containing=f"PATCH {PODS}/g-1/status")
+        made.add_gang("g", 0, podSets=SETS)
+        add_launcher(made)
+        add_workers(made)
+        await settled(running, lambda: forgotten if goes else all(started(made)))
+
+    assert forgotten == ["uid-of-g-0"] * goes
+
+
 @pytest.mark.parametrize(
     ("launcher", "workers", "spec", "place"),
     [
@@ -207,15 +309,19 @@ async def test_a_launcher_that_has_to_be_near_its_workers_is_let_go_after_them(t
 
 
 @pytest.mark.parametrize(("dies_at", "is_after"), DEATHS)
-async def test_the_order_holds_though_a_leader_dies_at_any_write(tmp_path: Path, dies_at: int, is_after: bool) -> None:
-    """The next leader lets go whoever is left, those last that have to be near others."""
+async def test_members_wait_for_those_whom_they_have_to_be_near_though_a_leader_dies(
+    tmp_path: Path, dies_at: int, is_after: bool
+) -> None:
+    """They are let go when those are bound: kube-scheduler may take the older pod first."""
     async with cluster("n1", labels={RACK: "r1"}) as made:
         made.add_gang("g", 0, podSets=[{"name": "first", "count": 1}, {"name": "second", "count": 1}])
         made.add_member("g", 0, annotations={names.POD_SET: "first"}, affinity=near("w"))
         made.add_member("g", 1, annotations={names.POD_SET: "second"}, labels={"app": "w"})
         async with term(made, tmp_path, dies_at=dies_at, is_after=is_after) as first:
-            await settled(first, lambda: first.api.dead.is_set() or all(started(made, count=2)))
+            await settled(first, lambda: first.api.dead.is_set() or not made.is_gated("g-1"))
         async with term(made, tmp_path) as second:
+            await settled(second, lambda: not made.is_gated("g-1") and made.gang("g")["status"]["phase"] == "Starting")
+            assert started(made, count=2) == [False, True]
+            assert made.held() == 8
+            made.bind("g-1")
             await settled(second, lambda: all(started(made, count=2)))
-
-    assert was_let_go_after(made, "g-0", "g-1")

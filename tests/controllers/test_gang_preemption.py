@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
+import msgspec
 import pytest
 
 from atoll.api import names
+from atoll.kube.mirror import ClusterMirror
+from controllers.context import Context
+from controllers.gangs.cache import GangCache, GangRules
+from controllers.gangs.preemption import GangPreemption
 from tests.builders import claim_json, make_allocation, pod_json, report_json
-from tests.controllers.gang_harness import GANGS, GangHarness, Term, cluster, settled, term
+from tests.cluster.gangs.builders import make_gang
+from tests.cluster.gangs.test_replacements import PLACES, Ground
+from tests.controllers.gang_harness import FULL, GANGS, GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import CLAIMS, PODS, REPORTS, strip_version
 from tests.fakes.api_server import answering
-from tests.fakes.clock import until
+from tests.fakes.clock import ManualClock, until
 
 SOON: dict[str, Any] = {"preemption_delay_seconds": 0.0, "gang_hold_after_seconds": 0.0}
 QUIET: dict[str, Any] = {"preemption": False, "gang_hold_after_seconds": 0.0}
@@ -254,23 +264,25 @@ def put_seeker(made: GangHarness, *, priority: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "gone", "reason"),
+    ("count", "gone", "reason"),
     [
-        pytest.param(1, {"low-0"}, "Admitted", id="a member that is not needed goes alone"),
+        pytest.param(3, {"low-0"}, "Admitted", id="a member that is not needed goes alone"),
         pytest.param(2, {"low-0", "low-1"}, "WaitForRelease", id="where all are needed the gang goes whole"),
     ],
 )
 async def test_a_single_pod_that_wants_an_island_takes_no_gang_below_its_minimum(
-    tmp_path: Path, least: int, gone: set[str], reason: str
+    tmp_path: Path, count: int, gone: set[str], reason: str
 ) -> None:
-    """Of each pair one GPU is held; only the gang's member there may go. The other one is on a machine that is full."""
+    """Of each pair one GPU is held; only the gang's member there may go. The others are on a machine that is full.
+    Two members are enough."""
     async with cluster("n1", "n2", profile=PAIRS) as made:
         for number in range(3):
             put_runner(made, f"dear-{number}", "n1", 2 * number, priority=10)
-        made.add_gang("low", 2, minMember=least)
+        made.add_gang("low", count, minMember=2)
         put_runner(made, "low-0", "n1", 6, gang="low")
-        put_runner(made, "low-1", "n2", 0, gang="low")
-        for device in range(1, 8):
+        for number in range(1, count):
+            put_runner(made, f"low-{number}", "n2", number, gang="low")
+        for device in (0, *range(count, 8)):
             put_runner(made, f"full-{device}", "n2", device, priority=10)
         async with term(made, tmp_path, settings={"preemption_delay_seconds": 0.0}) as running:
             await settled(running, lambda: made.reason("low") == "Admitted")
@@ -281,6 +293,129 @@ async def test_a_single_pod_that_wants_an_island_takes_no_gang_below_its_minimum
 
             assert evicted(running) == gone
             assert made.reason("low") == reason
+
+
+class Queue:
+    """Gangs that wait for two of four machines, which others fill: all that their preemption sees, with time in our
+    hand."""
+
+    def __init__(self, *gangs: str, **rules: float) -> None:
+        full, sick = ("n1", "n2", "n3", "n4"), ("n5", "n6")
+        ground = Ground({}, full=full, sick=sick, podSets=[{"name": "workers", "count": 2}])
+        self.request = ground.request(0, 1)
+        for member in self.request.chosen:
+            ground.ledger.put_pod(member.pod)
+        self.gangs = {("team", name): make_gang(2, name=name) for name in gangs}
+        self.candidates = set(self.gangs)
+        cache = SimpleNamespace(
+            rules=GangRules(preemption=False, **rules),
+            mirror=SimpleNamespace(ledger=ground.ledger),
+            candidates=self.candidates,
+            busy=set(),
+            gang=self.gangs.get,
+            view=lambda gang: replace(self.request.view, gang=gang),
+            admitted=dict,
+            note_capacity=lambda: None,
+        )
+        self.clock, self.api, self.events = ManualClock(), AsyncMock(), Mock()
+        context = Context(self.api, cast("ClusterMirror", cache.mirror), self.clock, self.events, Mock(), str)
+        self.preemption = GangPreemption(context, cast("GangCache", cache))
+
+    async def try_gang(self, name: str, *, priority: int = 0, **parts: Any) -> None:
+        """Let a gang find no place, so that something may be kept for it. `parts`: of its request."""
+        view = replace(self.request.view, gang=self.gangs["team", name])
+        specs = ((one, msgspec.structs.replace(one.pod.spec, priority=priority)) for one in self.request.chosen)
+        chosen = tuple(replace(one, pod=msgspec.structs.replace(one.pod, spec=spec)) for one, spec in specs)
+        await self.preemption.try_preempt(("team", name), replace(self.request, view=view, chosen=chosen, **parts))
+
+    def written(self) -> list[str | None]:
+        """Return what was written on members, in order: what is kept, None for nothing any more."""
+        return [call.args[1]["metadata"]["annotations"][names.KEPT] for call in self.api.patch.await_args_list]
+
+    def told(self) -> list[str]:
+        """Return the reasons of the events, in order."""
+        return [call.kwargs["reason"] for call in self.events.record.call_args_list]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "is_kept"),
+    [
+        pytest.param("waits", False, id="the gang ahead of it waits, and rests at this moment"),
+        pytest.param("is admitted", True, id="the gang ahead of it found its place"),
+        pytest.param("is deleted", True, id="the gang ahead of it is gone"),
+    ],
+)
+async def test_gpus_are_kept_for_the_gang_that_is_first_in_order(ahead: str, *, is_kept: bool) -> None:
+    """Both have waited long enough when the second one is tried."""
+    queue = Queue("a", "g")
+    await queue.try_gang("a")
+    await queue.try_gang("g")
+    await queue.clock.advance(GangRules().hold_after_seconds)
+    if ahead == "is admitted":
+        queue.candidates.discard(("team", "a"))
+    if ahead == "is deleted":
+        del queue.gangs["team", "a"]
+
+    await queue.try_gang("g")
+
+    assert len(queue.written()) == (2 if is_kept else 0), "one annotation per member"
+
+
+@pytest.mark.parametrize(("priority", "is_given_up"), [(0, False), (1, True)])
+async def test_what_is_kept_for_a_gang_is_given_up_only_for_one_above_it(priority: int, *, is_given_up: bool) -> None:
+    """One of its priority waits for its turn, though it comes first in order: else two would end each other's."""
+    queue = Queue("a", "g", hold_after_seconds=0.0)
+    await queue.try_gang("g")
+    await queue.try_gang("a", priority=priority)
+
+    assert [text is not None for text in queue.written()] == [True, True, *[False, False, True, True] * is_given_up]
+
+
+async def test_a_gang_for_which_nothing_can_be_kept_holds_up_none_behind_it() -> None:
+    """It is the first in order, and there is no machine on which it could run: the next one has its turn."""
+    queue = Queue("a", "g", preemption_delay_seconds=0.0, hold_after_seconds=0.0)
+    await queue.try_gang("a", cluster=Ground({}, sick=tuple(PLACES)).land())
+    await queue.try_gang("g")
+
+    assert len(queue.written()) == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "is_open", "is_taken_off", "told"),
+    [
+        pytest.param("", True, False, [], id="it waits on"),
+        pytest.param("admitted", False, False, [], id="it got what was kept, and nothing has failed"),
+        pytest.param("too late", False, True, [names.REASON_PREEMPTION_ENDED], id="it was not admitted in time"),
+        pytest.param("deleted", False, True, [], id="it is gone, and its pods stay"),
+    ],
+)
+async def test_how_keeping_gpus_for_a_gang_ends(
+    end: str, *, is_open: bool, is_taken_off: bool, told: list[str]
+) -> None:
+    """Whatever ends it, another gang may be next."""
+    queue = Queue("g")
+    await queue.try_gang("g")
+    await queue.clock.advance(GangRules().hold_after_seconds)
+    await queue.try_gang("g")
+    if end == "admitted":
+        condition = {
+            "type": names.CONDITION_ADMITTED,
+            "status": "True",
+            "reason": "Admitted",
+            "lastTransitionTime": FULL,
+        }
+        queue.gangs["team", "g"] = make_gang(2, status={"conditions": [condition]})
+        queue.candidates.clear()
+    if end == "too late":
+        await queue.clock.advance(GangRules().hold_seconds)
+    if end == "deleted":
+        del queue.gangs["team", "g"]
+
+    await queue.preemption.reconcile()
+
+    assert queue.preemption.is_open is is_open
+    assert queue.written()[2:] == [None, None] * is_taken_off
+    assert queue.told() == [names.REASON_GPUS_FREEING, *told]
 
 
 async def test_gpus_are_not_kept_for_a_member_that_changed_since_it_was_judged(tmp_path: Path) -> None:

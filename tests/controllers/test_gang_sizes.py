@@ -9,6 +9,7 @@ from atoll.api import names
 from atoll.cluster.gangs.sizes import size_conflict
 from tests.builders import make_pod
 from tests.controllers.gang_harness import GANGS, GangHarness, cluster, settled, term
+from tests.controllers.harness import strip_version
 
 
 def add(made: GangHarness, *sizes: str | None) -> None:
@@ -66,6 +67,59 @@ async def test_a_gang_whose_pods_agree_again_starts_with_the_size_that_they_say(
         await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(4)))
 
         assert made.gang("g")["spec"]["podSets"] == [{"name": "pods", "count": 4}]
+
+
+@pytest.mark.asyncio
+async def test_a_made_gang_of_named_pod_sets_is_no_gang_of_another_size(tmp_path: Path) -> None:
+    """Its pods name the size of all pod sets together; each set counts fewer."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        for number, pod_set in enumerate(("leader", "workers")):
+            annotations = {names.GANG_SIZE: "2", names.POD_SET: pod_set}
+            made.add_member("g", number, gpus=8, annotations=annotations)
+        await settled(running, lambda: f"{GANGS}/g" in made.server.objects)
+        uid = made.gang("g")["metadata"]["uid"]
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+
+        assert made.gang("g")["metadata"]["uid"] == uid
+
+
+@pytest.mark.asyncio
+async def test_a_made_gang_whose_pods_run_stays_whatever_they_say(tmp_path: Path) -> None:
+    """Somebody writes another size on them, and the gang's status is lost: it takes over what runs."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add(made, "2", "2")
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+        made.run_all("g", 2)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        for number in range(2):
+            notes = made.pod(f"g-{number}")["metadata"]["annotations"]
+            made.change_pod(f"g-{number}", metadata={"annotations": {**notes, names.GANG_SIZE: "3"}})
+        seen = lambda uid: running.mirror.pods.by_uid[uid].metadata.annotations[names.GANG_SIZE]  # noqa: E731
+        await settled(running, lambda: seen("uid-of-g-0") == seen("uid-of-g-1") == "3")
+        gang = made.gang("g")
+        made.server.put(f"{GANGS}/g", {key: value for key, value in strip_version(gang).items() if key != "status"})
+        await settled(running, lambda: made.reason("g") == "Admitted")
+
+        assert made.gang("g")["metadata"]["uid"] == gang["metadata"]["uid"]
+
+
+@pytest.mark.asyncio
+async def test_a_made_gang_that_somebody_has_edited_stays_whatever_its_pods_say(tmp_path: Path) -> None:
+    """Made for a pod of two; its user writes a policy into it. New pods say three: the GpuGang of two counts."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add(made, "2")
+        await settled(running, lambda: made.reason("g") == "WaitForQuorum")
+        gang = made.gang("g")
+        metadata = {
+            **{key: value for key, value in gang["metadata"].items() if key != "resourceVersion"},
+            "generation": 2,
+        }
+        made.server.put(f"{GANGS}/g", {**gang, "metadata": metadata, "spec": {**gang["spec"], "minMember": 2}})
+        made.delete("g-0")
+        add(made, "3", "3", "3")
+        await settled(running, lambda: sum(not made.is_gated(f"g-{number}") for number in range(3)) == 2)
+
+        assert made.gang("g")["metadata"]["uid"] == metadata["uid"]
 
 
 @pytest.mark.asyncio

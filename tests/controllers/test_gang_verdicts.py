@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from atoll.api import names
+from controllers.gangs.admission import ALL, CUT_SECONDS, AdmissionReconciler
+from controllers.gangs.cache import GangCache, GangRules
 from tests.builders import claim_json, make_claim
 from tests.controllers.gang_harness import CLAIMS, GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
 from tests.controllers.harness import strip_version
@@ -176,6 +178,26 @@ async def test_back_off_belongs_to_one_generation_of_one_gang(change: str, tmp_p
             made.server.put(f"{GANGS}/g", {**gang, "metadata": {**metadata, "generation": 2}, "spec": spec})
         made.server.remove("/api/v1/namespaces/team/pods/g-1")
         await settled(running, lambda: made.reason("g") == "Admitted", seconds=2.0)
+
+
+async def test_a_round_tries_so_many_gangs_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait in vain: between two rounds what runs, and lacks a member, has its turn."""
+    monkeypatch.setattr("controllers.gangs.admission.TRIES_MAX", 2)
+    async with cluster() as made, term(made, tmp_path) as running:
+        for name in ("a", "b", "c"):
+            add_claimed_gang(made, name, 2)
+        await settled(running, lambda: [made.reason(name) for name in ("a", "b", "c")] == ["NeverFits"] * 3)
+        context = running.reconciler("gang-admission")._context
+        cache = GangCache(running.mirror, running.clock, GangRules())
+        admission = AdmissionReconciler(context, cache)
+        cache.candidates.update(cache.keys())
+
+        assert await admission.reconcile(ALL) == CUT_SECONDS
+        assert {name for _, name in cache.attempts} == {"a", "b"}
+        await admission.reconcile(ALL)
+        assert {name for _, name in cache.attempts} == {"a", "b", "c"}
 
 
 async def test_a_gang_that_pauses_passes_no_head_because_a_third_finds_room(tmp_path: Path) -> None:

@@ -159,27 +159,29 @@ async def test_a_node_that_goes_bad_before_the_gates_open_undoes_the_admission(t
         assert made.is_gated("g-1")
 
 
-async def test_a_gpu_that_is_taken_meanwhile_undoes_the_whole_admission(tmp_path: Path) -> None:
-    """One Lease is somebody else's before the mirror shows it: none of the gang's stays."""
+@pytest.mark.parametrize("annotations", [{}, {names.LEASE_DEVICE_ID: "odd"}], ids=["a pod's", "unreadable"])
+async def test_a_gpu_that_is_taken_meanwhile_undoes_the_whole_admission(
+    tmp_path: Path, annotations: dict[str, str]
+) -> None:
+    """One Lease is somebody else's before the mirror shows it: none of the gang's stays, and that one does."""
     async with cluster() as made, term(made, tmp_path) as running:
-        thief = {"metadata": {"name": "gpu-n1-7"}, "spec": {"holderIdentity": "team/thief/uid-of-thief"}}
         add_gang(made)
-        lease = "/apis/coordination.k8s.io/v1/namespaces/atoll-system/leases/gpu-n1-7"
-        made.server.objects[lease] = {"metadata": {**thief["metadata"], "uid": "u", "resourceVersion": "1"},
-                                      "spec": thief["spec"]}  # fmt: skip
+        thief = Holder("team", "thief", "uid-of-thief")
+        made.server.objects[f"{LEASES}/gpu-n1-7"] = lease_json("n1", 7, holder=thief, annotations=annotations)
         await settled(running, lambda: made.reason("g") == "AdmissionUndone")
         await settled(running, lambda: made.held() == 1)
         assert made.is_gated("g-0")
         assert made.is_gated("g-1")
 
 
-@pytest.mark.parametrize("what", ["taken", "ill", "gone", "node-gone"])
+@pytest.mark.parametrize("what", ["taken", "ill", "gone", "replaced", "node-gone"])
 async def test_what_changes_while_places_are_searched_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The search keeps no event waiting: another pod's Lease, or a report in which a GPU is ill or gone and the next
-    ones have moved up, comes meanwhile, and the gang goes elsewhere."""
-    reports = {"ill": {"sick": (0,)}, "gone": {"ids": range(1, 8)}}
+    ones have moved up or another card stands, comes meanwhile: places are searched again."""
+    new_card = {"uuids": {0: "GPU-new"}}
+    reports = {"ill": {"sick": (0,)}, "gone": {"ids": range(1, 8)}, "replaced": new_card}
     loop, asked = asyncio.get_running_loop(), []
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
 
@@ -215,9 +217,36 @@ async def test_what_changes_while_places_are_searched_is_seen(
         await settled(running, lambda: not made.is_gated("g-0"))
 
         first, last = (answer.placement.assignments[0].members[0].host for answer in asked)
-        assert (first, last) == ("n1", "n2")
+        assert (first, last) == ("n1", "n1" if what == "replaced" else "n2")
         assert len(made.leases_of("g-0")) == 8
         assert made.held() == (9 if what == "taken" else 8)
+
+
+async def test_a_gang_of_which_one_gpu_is_taken_while_places_are_searched_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one of its second member: what was marked for the first one is free again when it is tried next."""
+    loop, marked = asyncio.get_running_loop(), []
+    async with cluster() as made, term(made, tmp_path) as running:
+
+        async def take() -> None:
+            thief = Holder("team", "thief", "uid-of-thief")
+            made.server.put(f"{LEASES}/gpu-n1-7", strip_version(lease_json("n1", 7, holder=thief)))
+            await until(lambda: running.mirror.ledger.leases)
+
+        def search(*question: Any) -> Any:
+            marked.append(running.mirror.ledger.assumed("uid-of-g-0"))
+            answer = find_places(*question)
+            if len(marked) == 1:
+                asyncio.run_coroutine_threadsafe(take(), loop).result(8)
+            return answer
+
+        monkeypatch.setattr("controllers.gangs.admission.find_places", search)
+        add_gang(made)
+        await settled(running, lambda: len(marked) > 1)
+
+        assert set(marked) == {None}
+        assert made.held() == 1
 
 
 async def test_nothing_is_reserved_for_a_member_that_goes_while_places_are_searched(
@@ -243,6 +272,7 @@ async def test_nothing_is_reserved_for_a_member_that_goes_while_places_are_searc
         made.add_member("g", 0, gpus=8)
         await settled(running, lambda: asked and made.reason("g") == "WaitForQuorum")
         assert running.mirror.ledger.assumed("uid-of-g-0") is None
+        assert made.server.count(f"POST {LEASES}") == 0
         made.add_member("g", 1, gpus=8)
         await settled(running, lambda: not made.is_gated("g-1"))
 
@@ -314,6 +344,9 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
         await settled(running, lambda: made.server.objects[job]["spec"].get("suspend"), seconds=20)
         assert made.reason("g", names.CONDITION_EVICTED) == "PodsReadyTimeout"
         assert names.GANG_SUSPENDED in made.server.objects[job]["metadata"]["labels"]
+        await running.reconciler("gangs").reconcile(("team", "g"))
+        assert not any(path.endswith("/eviction") for _, path in running.api.writes), "the Job ends its pods itself"
+        assert len(running.notes.notes_on(names.REASON_GANG_EVICTED, "g")) == 1
         for number in range(2):
             made.delete(f"g-{number}")
         await settled(running, lambda: made.held() == 0)
@@ -503,6 +536,7 @@ async def test_deactivation_gives_everything_back_and_activation_starts_again(tm
         gang = made.gang("g")
         made.server.put(f"{GANGS}/g", {**gang, "spec": {**gang["spec"], "active": False}})
         await settled(running, lambda: made.held() == 0 and made.reason("g") == "Inactive")
+        assert "assignment" not in made.gang("g")["status"]
         gang = made.gang("g")
         made.server.put(f"{GANGS}/g", {**gang, "spec": {**gang["spec"], "active": True}})
         for number in range(2):

@@ -1,18 +1,30 @@
 """Gangs that name a GpuReservation: whole in its GPUs or not at all, whatever write is lost, and never outside."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from atoll.api import names
+from atoll.cluster.gangs.member_assignments import MemberAssignment
+from atoll.cluster.gangs.membership import MemberStage
+from atoll.cluster.leases import Holder
+from atoll.cluster.ledger import Ledger
+from controllers.context import Context
+from controllers.gangs.writes import reserve
+from tests.builders import make_allocation, make_lease
+from tests.cluster.gangs.builders import make_gang, member
 from tests.controllers.gang_harness import GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import FaultyApi, leading
 from tests.controllers.test_gang_preemption import evicted, run, wait_evicted
-from tests.controllers.test_reservations import OWN, RESERVATIONS, put_reservation
+from tests.controllers.test_reservations import MARK, OWN, RESERVATIONS, put_reservation
+from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.asyncio
 
+RESERVED = Holder("@reservation", "nightly", "uid-of-nightly")
 USES = {names.RESERVATION: "nightly"}
 
 
@@ -179,3 +191,27 @@ async def test_among_its_pods_priorities_count_and_nobody_outside_is_evicted(tmp
         await settled(running, lambda: holds(made, "high"))
         assert evicted(running) == {"low-0", "low-1"}
         assert len(reserved(made)) == 8
+
+
+@pytest.mark.parametrize(
+    ("idle", "is_reserved"),
+    [
+        pytest.param({"holder": RESERVED, "annotations": {names.RESERVATION: MARK}}, True, id="the reservation's"),
+        pytest.param(None, False, id="nobody's any more"),
+        pytest.param({"annotations": {names.RESERVATION: MARK}}, False, id="another pod's by now"),
+        pytest.param({"holder": RESERVED, "uuid": "GPU-before"}, False, id="of the GPU that stood there before"),
+    ],
+)
+async def test_a_gang_takes_over_only_leases_that_its_reservation_holds(
+    idle: dict[str, Any] | None, *, is_reserved: bool
+) -> None:
+    """As they are when they are written, not when places were searched; no other Lease is made instead."""
+    ledger, api = Ledger(), AsyncMock()
+    if idle is not None:
+        ledger.put_lease(make_lease("n1", 0, **idle))
+    context = cast("Context", SimpleNamespace(api=api, clock=ManualClock(), mirror=SimpleNamespace(ledger=ledger)))
+    assignment = MemberAssignment(member(0, MemberStage.GATED), make_allocation("n1", 0), "uid-of-n1")
+
+    answer = await reserve(context, make_gang(1), [assignment], {}, "token", RESERVED.uid)
+
+    assert (answer, api.patch.await_count, api.create.await_count) == (is_reserved, int(is_reserved), 0)

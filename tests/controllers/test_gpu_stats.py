@@ -14,7 +14,7 @@ from atoll.cluster.objects import Node
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.gpu_stats import FRESH_SECONDS, GpuStatsPublisher
-from tests.builders import make_allocation, make_pod, make_report
+from tests.builders import make_allocation, make_lease, make_pod, make_report
 from tests.fakes.clock import ManualClock
 from tests.service.test_metrics import samples
 
@@ -54,6 +54,21 @@ async def test_gauges_follow_the_ledger() -> None:
     assert gpus(metrics) == {"free": 4.0}
 
 
+def test_leases_are_counted() -> None:
+    """All that can be read, those of them that are in doubt, and those that cannot be read."""
+    mirror, metrics = LateMirror(complete=True), Metrics("controllers")
+    GpuStatsPublisher(metrics, cast("ClusterMirror", mirror), ManualClock())
+    for number, notes in enumerate(({}, {names.LEASE_IN_DOUBT: "why"}, {names.LEASE_DEVICE_ID: "odd"})):
+        mirror.ledger.put_lease(make_lease("n1", number, annotations=notes))
+
+    metrics.refresh()
+
+    told = samples(metrics)
+
+    counts = [told[f"atoll_controllers_leases{which}",] for which in ("", "_in_doubt", "_unreadable")]
+    assert counts == [2.0, 1.0, 1.0]
+
+
 def test_machines_are_counted_by_phase() -> None:
     """By name of everything that is kept about a machine; a phase without machines shows 0."""
     mirror, metrics = LateMirror(complete=True), Metrics("controllers")
@@ -66,11 +81,13 @@ def test_machines_are_counted_by_phase() -> None:
     mirror.ledger.drop_report("refused", why=names.REJECT_UNKNOWN_POD)
     mirror.nodes.store["", "new"] = msgspec.convert({"metadata": {"name": "new", "uid": "u"}}, Node)
     mirror.heartbeats.store[names.HEARTBEAT_NAMESPACE, "new"] = None
+    mirror.ledger.put_lease(make_lease("lease-only", 0))
 
     metrics.refresh()
 
     told = {key[-1]: value for key, value in samples(metrics).items() if key[0] == "atoll_controllers_machines"}
-    assert {phase for phase, count in told.items() if count} == {"deleted", "joining", "refused"}
+    counts = {phase: count for phase, count in told.items() if count}
+    assert counts == {"deleted": 1, "joining": 1, "refused": 1, "unknown": 1}
     assert told.keys() == set(MachinePhase)
 
 

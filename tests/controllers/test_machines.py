@@ -118,7 +118,7 @@ async def test_what_may_come_back_is_kept(tmp_path: Path, why: str) -> None:
 
     settings = LATER if why == "the grace time is not over" else {"forget_nodes_after_seconds": 1.0}
     async with running_controllers(tmp_path, setup, settings=settings) as running:
-        waits = await reconciler(running, "machines").reconcile("n1")
+        waits = await running.reconciler("machines").reconcile("n1")
 
         assert (waits is None) == (why == "the Node is there")
         assert REPORT in running.server.objects
@@ -138,14 +138,9 @@ async def test_a_node_that_only_our_cache_misses_is_kept(tmp_path: Path) -> None
 
     async with running_controllers(tmp_path, setup, settings=SOON) as running:
         await running.settled(lambda: running.server.count(f"GET {NODE}"))
-        await reconciler(running, "machines").reconcile("n1")
+        await running.reconciler("machines").reconcile("n1")
 
         assert traces(running) == {REPORT, BEAT}
-
-
-def reconciler(running: ControllerHarness, name: str) -> Any:
-    """Return the reconciler of one of the loops."""
-    return next(loop for loop in running.loops if loop.name == name)._reconciler
 
 
 async def test_a_word_frees_what_left_and_forgets_the_rest(tmp_path: Path) -> None:
@@ -167,7 +162,7 @@ async def test_a_word_to_forget_waits_for_the_pods(tmp_path: Path) -> None:
         await running.settled(lambda: LEFT.uid in running.mirror.pods.by_uid)
         say(running, forget=True)
         await running.settled(lambda: (names.REASON_MACHINE_GONE, "n1") in running.notes.recorded)
-        waits = await reconciler(running, "machines").reconcile("n1")
+        waits = await running.reconciler("machines").reconcile("n1")
         kept = traces(running), running.held()
         running.server.remove(f"{PODS}/left")
         await running.settled(lambda: not running.held() and not traces(running))
@@ -247,9 +242,9 @@ async def test_a_word_that_does_not_hold_frees_nothing(tmp_path: Path, why: str)
             await running.settled(lambda: LEFT.uid in running.mirror.pods.by_uid)
         say(running, uid="uid-of-another" if why == "of another machine" else "uid-of-n1", forget=True)
         await running.settled(lambda: running.mirror.reports["n1"].spec.gone)
-        await reconciler(running, "machines").reconcile("n1")
+        await running.reconciler("machines").reconcile("n1")
         with contextlib.suppress(Conflict):  # the loop itself marks the same Lease
-            await reconciler(running, "release").reconcile(LEFT.uid)
+            await running.reconciler("release").reconcile(LEFT.uid)
 
         assert running.lease(0)
         assert REPORT in running.server.objects

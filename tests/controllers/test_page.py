@@ -7,7 +7,8 @@ import re
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -19,8 +20,11 @@ from atoll.cluster.gangs.membership import gang_key
 from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
 from atoll.explain.overview import USE_UNKNOWN
-from atoll.explain.wording import sentence
+from atoll.explain.snapshot import ClusterSnapshot
+from atoll.explain.wording import explanation_json, sentence
 from atoll.kube.authorization import PathAuthorizer
+from atoll.kube.client import ApiClient
+from atoll.kube.mirror import ClusterMirror
 from atoll.service.errors import SettingsError
 from atoll.service.metrics import Metrics
 from atoll.service.pages import PAGE_HEADERS
@@ -33,16 +37,16 @@ from controllers.page.authorization import (
     PageAuthorizer,
     host_name,
 )
-from controllers.page.refresher import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN
-from controllers.page.serving import register_page_metrics
+from controllers.page.refresher import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN, snapshot_of
+from controllers.page.serving import register_page_metrics, serve_page
 from controllers.page.view import WAITING_MAX, view_changes, view_of
 from controllers.settings import ControllersSettings, PageSettings
 from tests.builders import make_pod, uuid_of
-from tests.controllers.page_harness import Page, next_event, served
-from tests.explain.situations import Situation, holder, situation, waiting
+from tests.controllers.page_harness import LISTS, Page, SnapshotMirror, next_event, served
+from tests.explain.situations import TAKEN_AT, Situation, holder, make_heartbeat, situation, waiting
 from tests.explain.test_gangs import SITUATIONS as GANGS
 from tests.explain.test_reservations import hall
-from tests.fakes.clock import ManualClock
+from tests.fakes.clock import ManualClock, until
 
 ILL = {"health": {"state": "unhealthy", "reason": "XID 48"}}
 HOSTILE = "</script><img src=x onerror=alert(1)>\n\nevent: look\ndata: {}"
@@ -120,6 +124,16 @@ async def test_a_reservation_is_shown_as_the_holder_and_its_pod_is_told_what_it_
     assert names.REJECT_RESERVATION_FOREIGN in row["reason"]
 
 
+def test_an_overview_is_of_everything_that_the_mirror_has() -> None:
+    """Each list under its own name; of storage classes that nobody watches it is known that they are not known."""
+    lists: dict[str, Any] = {name: (name,) for name in LISTS.values()} | {"heartbeats": (make_heartbeat("n1"),)}
+    snapshot = ClusterSnapshot(TAKEN_AT, **lists)
+    without_gangs = ClusterMirror(cast("ApiClient", None), ManualClock())
+
+    assert snapshot_of(cast("ClusterMirror", SnapshotMirror(snapshot)), TAKEN_AT) == snapshot
+    assert snapshot_of(without_gangs, TAKEN_AT) == ClusterSnapshot(TAKEN_AT, storage_classes=None)
+
+
 async def test_nobody_looks_while_nobody_watches(page: Page) -> None:
     """Without a watcher the cluster is never looked at, and after the last one has gone what was seen is forgotten."""
     clock = page.refresher._clock
@@ -179,6 +193,17 @@ async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page)
     assert spent >= 0.0
 
 
+async def test_each_piece_of_work_is_charged_its_own_time_of_a_core(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that the thread rests afterwards: what it has worked before does not count again."""
+    ticks = iter((5.0, 7.5))
+    monkeypatch.setattr("controllers.page.refresher.time.thread_time", lambda: next(ticks))
+
+    assert await page.refresher._work(str) == ("", 2.5)
+    assert page.refresher.spent_seconds == 2.5
+
+
 async def test_metrics_tell_who_watches_and_what_it_costs(page: Page) -> None:
     """Watchers are those of this moment, and every look adds the time of a core that it took."""
     metrics = Metrics("controllers")
@@ -194,6 +219,15 @@ async def test_metrics_tell_who_watches_and_what_it_costs(page: Page) -> None:
     assert (value("atoll_controllers_page_cpu_seconds_total") or 0.0) > 0.0
 
 
+async def test_a_served_page_tells_what_it_costs() -> None:
+    """Its figures are among those of the controllers as soon as it is served."""
+    metrics, mirror = Metrics("controllers"), cast("ClusterMirror", SnapshotMirror(busy().snapshot))
+    serving = asyncio.ensure_future(serve_page(PageSettings(port=0), mirror, AsyncMock(), ManualClock(), metrics))
+    await until(lambda: metrics.registry.get_sample_value("atoll_controllers_page_watchers") == 0.0)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
 async def test_watchers_are_bounded_and_their_places_come_back() -> None:
     """One too many is told so; when one goes the next may come."""
     async with served(busy().snapshot, ManualClock(), watchers_max=2) as page, page.client.get("/page/events"):
@@ -204,6 +238,7 @@ async def test_watchers_are_bounded_and_their_places_come_back() -> None:
         async with asyncio.timeout(20):
             while page.refresher.watchers > 1:  # noqa: ASYNC110 - the server notices by itself
                 await asyncio.sleep(0.05)
+        assert page.refresher.watchers == 1
         async with page.client.get("/page/events") as again:
             assert again.status == 200
 
@@ -221,6 +256,10 @@ async def test_question_is_answered_by_the_functions_of_explain(page: Page) -> N
         sentence(one, scene, found.pod) for one in told.help.proposals
     ]
     assert answer["proposals"]
+    assert (len(answer["groups"]), answer["groupsLeftOut"]) == (
+        len(explanation_json(told, scene, found.pod)["groups"]),
+        0,
+    )
     assert (await page.client.get("/page/pods/team/nobody")).status == 404
     assert (await page.client.get("/page/pods/team/%3Cb%3E")).status == 404
 

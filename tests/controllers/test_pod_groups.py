@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.api import names
-from tests.controllers.gang_harness import GANGS, TOPOLOGIES, GangHarness, Term, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, Term, cluster, settled, term
+from tests.controllers.harness import strip_version
+from tests.controllers.test_gangs import JOB, OWNED
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/team/podgroups"
 RACK = "example.com/rack"
@@ -56,11 +58,37 @@ async def test_a_gang_is_made_for_a_group_and_follows_it(tmp_path: Path) -> None
         assert counts(made) == (2, 4)
 
 
+async def test_the_gang_of_a_group_is_its_own_whoever_owns_the_pods(tmp_path: Path) -> None:
+    """It ends with the PodGroup, not with the Job, and is not made anew for it."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{JOBS}/job", JOB)
+        for number in range(2):
+            made.add_member("g", number, gpus=8, **MEMBER)
+            made.change_pod(f"g-{number}", metadata={"ownerReferences": OWNED})
+        put_group(made, 2)
+        await settled(running, lambda: f"{GANGS}/g" in made.server.objects, seconds=16)
+        uid = made.gang("g")["metadata"]["uid"]
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+
+        assert made.gang("g")["metadata"]["uid"] == uid
+
+
 async def test_pods_of_a_group_that_is_no_gang_are_told(tmp_path: Path) -> None:
     """The PodGroup was deleted, or another one has taken its name since the pods were made."""
     async with cluster() as made, term(made, tmp_path) as running:
         made.add_member("g", 0, **MEMBER)
         await settled(running, lambda: (names.REASON_GANG_WAITING, "g-0") in running.notes.recorded)
+        assert f"{GANGS}/g" not in made.server.objects
+
+
+async def test_pods_of_a_group_of_which_only_some_name_a_pod_set_are_told(tmp_path: Path) -> None:
+    """Nobody knows how many the others' pod set has: all name one, or none does."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        put_group(made, 2)
+        made.add_member("g", 0, annotations={names.POD_SET: "workers"}, **MEMBER)
+        made.add_member("g", 1, **MEMBER)
+        told = f"either all pods of the PodGroup name a pod set ({names.POD_SET}), or none does"
+        await settled(running, lambda: told in " ".join(running.notes.notes_on(names.REASON_GANG_WAITING, "g-1")))
         assert f"{GANGS}/g" not in made.server.objects
 
 
@@ -129,6 +157,34 @@ async def test_a_raised_min_count_counts_for_the_next_start(tmp_path: Path) -> N
         await settled(running, lambda: not made.is_gated("g-2"))
         assert made.gang("g")["spec"]["minMember"] == 2
         assert made.reason("g", names.CONDITION_PODS_READY) == "Started"
+
+
+async def test_a_domain_that_was_lifted_while_the_gang_runs_stays_lifted(tmp_path: Path) -> None:
+    """That of the PodGroup is for the next start; a late pod is counted all the same."""
+    domain = {"schedulingConstraints": {"topology": [{"key": RACK}]}}
+    lifted = {"mode": "preferred", "level": RACK}
+    async with cluster("n1", "n2", labels={RACK: "r1"}) as made, term(made, tmp_path) as running:
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": RACK}]}})
+        await run_group(made, running, 2, **domain)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        gang = strip_version(made.gang("g"))
+        made.server.put(f"{GANGS}/g", {**gang, "spec": {**gang["spec"], "topology": lifted}})
+        made.add_member("g", 2, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-2"))
+
+        assert counts(made) == (2, 3)
+        assert made.gang("g")["spec"]["topology"] == lifted
+
+
+async def test_members_of_a_group_that_have_to_be_near_each_other_are_let_go_together(tmp_path: Path) -> None:
+    """kube-scheduler binds a PodGroup as one: it would wait for all of them, and they for it."""
+    near = {"topologyKey": RACK, "labelSelector": {"matchLabels": {"app": "w"}}}
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near]}}
+    async with cluster("n1", labels={RACK: "r1"}) as made, term(made, tmp_path) as running:
+        put_group(made, 2)
+        made.add_member("g", 0, annotations={names.POD_SET: "leader"}, affinity=affinity, **MEMBER)
+        made.add_member("g", 1, annotations={names.POD_SET: "workers"}, labels={"app": "w"}, **MEMBER)
+        await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
 
 
 async def test_a_late_pod_of_no_pod_set_of_the_gang_is_told(tmp_path: Path) -> None:

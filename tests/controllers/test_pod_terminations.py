@@ -4,7 +4,7 @@ The real memory replaces the model's: what it keeps, forgets and looks up must b
 the machine and the agent are those of the histories.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -187,6 +187,43 @@ def test_late_deletion_event_counts_for_more_than_a_look_up() -> None:
     assert gone is not None
     second: PodTermination = remembered.departed("uid-of-p", gone, leases)
     assert (second.deletion_seen, second.version) == (True, 40)
+    assert remembered.note_absence("uid-of-p", 60) is gone, "the event came while the API server was asked"
+
+
+def test_a_terminal_pod_that_is_deleted_later_counts_as_deleted() -> None:
+    """Without that no restart of its machine would ever prove that it has ended."""
+    remembered, ledger, _ = memory()
+    ledger.put_lease(make_lease(NODE, 0))
+    leases = ledger.leases_of("uid-of-p")
+    assert not remembered.ended(make_pod("p", node=NODE, phase="Failed"), leases).is_deleted
+
+    assert remembered.departed("uid-of-p", remembered.note_absence("uid-of-p", 50), leases).is_deleted
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["it stays as a terminal pod", "it is deleted"])
+def test_what_reports_have_said_of_an_end_is_not_asked_again(is_deleted: bool) -> None:
+    """Reports count from when the pod was first seen to have ended. A terminal pod is still edited, which asks for no
+    newer report each time; and a look-up that comes late does not begin it anew."""
+    remembered, ledger, _ = memory()
+    ledger.put_lease(make_lease(NODE, 0))
+    leases = ledger.leases_of("uid-of-p")
+
+    def look(version: int) -> PodTermination:
+        if is_deleted:
+            return remembered.departed("uid-of-p", remembered.note_absence("uid-of-p", version), leases)
+        return remembered.ended(make_pod("p", node=NODE, phase="Failed", version=str(version)), leases)
+
+    look(50)
+    evidence = {"sequence": 1, "podResourceVersion": "50", "liveRead": True, "kubeletRead": True}
+    status = GpuNodeStatusReport.model_validate({"evidence": evidence})
+    said = GpuNodeStatus.model_validate({"metadata": {"name": NODE}, "status": status})
+    before = look(50)
+    remembered.observe(WatchedKind.REPORT, Change(ChangeKind.MODIFIED, said))
+    after = look(60)
+
+    assert replace(after, pod=None) != replace(before, pod=None), "the report was taken"
+    assert after.version == 50
+    assert replace(look(70), pod=None) == replace(after, pod=None)
 
 
 def test_report_of_another_node_says_nothing() -> None:

@@ -4,8 +4,9 @@ import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
+import msgspec
 import orjson
 import pytest
 from aiohttp import web
@@ -14,8 +15,9 @@ from atoll.api import names
 from atoll.api.times import seconds_of
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import Pod, PodStatus
 from atoll.cluster.soft_reservations import SoftReservation
+from atoll.kube.errors import Conflict
 from controllers.eviction_progress import (
     BUDGET_PATIENCE_SECONDS,
     UNUSED_SECONDS,
@@ -24,9 +26,25 @@ from controllers.eviction_progress import (
     EvictionStep,
     next_step,
 )
-from controllers.preemption import IN_FLIGHT_MAX, PLANNED_MAX, PreemptionReconciler
+from controllers.preemption import (
+    ALL,
+    ATTEMPTS_MAX,
+    IN_FLIGHT_MAX,
+    PAUSE_SECONDS,
+    PLANNED_MAX,
+    PreemptionReconciler,
+)
 from controllers.settings import ControllersSettings
-from tests.builders import claim_json, lease_json, make_allocation, make_pod, make_report, pod_json, report_json
+from tests.builders import (
+    claim_json,
+    lease_json,
+    make_allocation,
+    make_claim,
+    make_pod,
+    make_report,
+    pod_json,
+    report_json,
+)
 from tests.controllers.harness import (
     CLAIMS,
     HEARTBEATS,
@@ -40,6 +58,7 @@ from tests.controllers.harness import (
 )
 from tests.fakes.api_server import answering
 from tests.fakes.clock import ManualClock, until
+from tests.service.test_metrics import samples
 
 BUDGETS = "/apis/policy/v1/namespaces/team/poddisruptionbudgets"
 PAIRS = "h100-nvl-8"
@@ -148,6 +167,18 @@ async def test_waiting_pod_is_woken_once_the_gpus_are_free(tmp_path: Path) -> No
         assert kept(running) == "n1:0,1"
 
 
+async def test_a_pod_that_got_its_gpus_is_counted_and_makes_way_for_the_next(tmp_path: Path) -> None:
+    """Only so many pods at a time may have GPUs freed: one that is bound is none of them any more."""
+    async with running_controllers(tmp_path, setup) as running:
+        preemption = running.reconciler("preemption")
+        await running.settled(lambda: preemption.attempts)
+        notes = running.server.objects[f"{PODS}/high"]["metadata"]["annotations"]
+        running.put_pod("high", node="n1", gpus=2, allocation=make_allocation("n1", 0, 1), annotations=notes)
+        await running.settled(lambda: not preemption.attempts)
+
+        assert samples(running.metrics)["atoll_controllers_preemptions_total", "placed"] == 1.0
+
+
 async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path) -> None:
     """The annotation is the plan: a leader that finds it evicts who holds those GPUs, without a plan of its own."""
 
@@ -160,6 +191,22 @@ async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path)
         assert evictions(running) == {"a"}
 
 
+async def test_nobody_is_evicted_any_more_for_a_pod_whose_claim_is_gone(tmp_path: Path) -> None:
+    """It could not be bound: nothing is kept for it, and it learns why."""
+
+    def unclaimed(server: InMemoryServer) -> None:
+        setup(server, annotations={names.KEPT: "n1:0,1"})
+        server.remove(f"{CLAIMS}/pair")
+
+    async with running_controllers(tmp_path, unclaimed) as running:
+        await running.settled(lambda: kept(running) is None)
+        await running.settled(lambda: running.notes.notes_on(names.REASON_PREEMPTION_ENDED, "high"))
+
+        (told,) = running.notes.notes_on(names.REASON_PREEMPTION_ENDED, "high")
+        assert told.startswith("the pod's request cannot be served: ")
+        assert evictions(running) == set()
+
+
 async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Path) -> None:
     """A pod that may not be evicted holds what is kept: nothing is kept any more, and the pod learns why."""
 
@@ -170,6 +217,23 @@ async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Pat
         await running.settled(lambda: (names.REASON_PREEMPTION_ENDED, "high") in running.notes.recorded)
         assert kept(running) is None
         assert not is_gone(running, "b")
+        assert samples(running.metrics)["atoll_controllers_preemptions_total", "failed"] == 1.0
+
+
+async def test_pod_whose_attempt_failed_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    """What spoiled one attempt may spoil the next: no pod of another node is evicted sooner than for a new pod."""
+
+    def taken(server: InMemoryServer) -> None:
+        setup(server, annotations={names.KEPT: "n1:2,3"})
+        add_second_node(server)
+
+    async with running_controllers(tmp_path, taken) as running:
+        await running.settled(lambda: (names.REASON_PREEMPTION_ENDED, "high") in running.notes.recorded)
+        reconciler = running.reconciler("preemption")
+        await running.settled(lambda: reconciler._refused_at)
+        assert await reconciler.reconcile(ALL) > ControllersSettings().preemption_delay_seconds
+        assert kept(running) is None
+        assert evictions(running) == set()
 
 
 async def test_victim_is_told_when_it_ends_before_it_is_evicted(tmp_path: Path) -> None:
@@ -382,6 +446,80 @@ def test_course_of_an_attempt(
 ) -> None:
     """Evict, ask again, wait, or end with a reason that the pod is told."""
     assert after(seconds, outlook, **attempt) == expected
+
+
+async def test_a_pod_is_looked_at_again_when_its_delay_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before, and without any change that reminds of it."""
+    clock, ledger, claim = ManualClock(), Ledger(), make_claim(count=2, policy="island")
+    pod = make_pod("high", gpus=2, claim=claim, priority=10)
+    ledger.put_pod(msgspec.structs.replace(pod, status=msgspec.convert(REFUSED, PodStatus)))
+    mirror = SimpleNamespace(ledger=ledger, unready_reason=str, claim=lambda *_: claim, reservation_of=lambda _: None)
+    context = SimpleNamespace(clock=clock, api=None, mirror=mirror)
+    settings = ControllersSettings(preemption_delay_seconds=5.0)
+    reconciler = PreemptionReconciler(context, settings)  # type: ignore[arg-type]
+    planned = AsyncMock(return_value=())
+    monkeypatch.setattr(reconciler, "_plans", planned)
+
+    assert (await reconciler.reconcile(""), planned.await_count) == (5.0, 0)
+    await clock.advance(5.0)
+    assert (await reconciler.reconcile(""), planned.await_count) == (None, 1)
+
+
+async def test_a_pod_for_which_three_attempts_failed_is_left_alone_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it waits: whatever spoils every attempt would have others evicted in vain."""
+    clock, ledger, claim = ManualClock(), Ledger(), make_claim(count=2, policy="island")
+    pod = make_pod("high", gpus=2, claim=claim, priority=10)
+    ledger.put_pod(msgspec.structs.replace(pod, status=msgspec.convert(REFUSED, PodStatus)))
+    mirror = SimpleNamespace(ledger=ledger, unready_reason=str, claim=lambda *_: claim, reservation_of=lambda _: None)
+    context = SimpleNamespace(clock=clock, api=None, mirror=mirror, metrics=Mock(), events=Mock())
+    reconciler = PreemptionReconciler(context, ControllersSettings())  # type: ignore[arg-type]
+    planned = AsyncMock(return_value=(object(),))
+    monkeypatch.setattr(reconciler, "_plans", planned)
+    monkeypatch.setattr(reconciler, "begin", AsyncMock(side_effect=lambda one, _: reconciler._give_up(one, "n1", "no")))
+
+    for _ in range(ATTEMPTS_MAX + 2):
+        await clock.advance(PAUSE_SECONDS * 4**ATTEMPTS_MAX)
+        await reconciler.reconcile(ALL)
+
+    assert planned.await_count == ATTEMPTS_MAX
+
+
+UNJUDGED = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "refusal"),
+    [
+        pytest.param(pod_json("high"), {"return_value": False}, id="its plan is refused"),
+        pytest.param(
+            pod_json("high"), {"side_effect": Conflict("", status=409, reason="", path="")}, id="a call fails"
+        ),
+        pytest.param(pod_json("high", affinity=UNJUDGED), {}, id="nobody can judge it"),
+    ],
+)
+async def test_what_does_not_begin_takes_nobodys_turn(
+    monkeypatch: pytest.MonkeyPatch, pod: dict[str, Any], refusal: dict[str, Any]
+) -> None:
+    """So many a minute may begin; pods for which nothing could be done do not count among them."""
+    clock = ManualClock()
+    api = SimpleNamespace(get=AsyncMock(return_value=orjson.dumps(pod)))
+    mirror = SimpleNamespace(ledger=SimpleNamespace(pods={}))
+    context = SimpleNamespace(clock=clock, api=api, mirror=mirror, metrics=Mock(), events=Mock())
+    reconciler = PreemptionReconciler(context, ControllersSettings(preemptions_per_minute=1.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(reconciler, "can_begin", AsyncMock(**refusal))
+    monkeypatch.setattr(reconciler, "start", started := AsyncMock(return_value=True))
+    waiting, plans = make_pod("high", priority=10), (object(),)
+    for _ in range(IN_FLIGHT_MAX):
+        with contextlib.suppress(Conflict):
+            await reconciler.begin(waiting, plans)  # type: ignore[arg-type]
+
+    api.get.return_value = orjson.dumps(pod_json("high"))
+    monkeypatch.setattr(reconciler, "can_begin", AsyncMock(return_value=True))
+    await clock.advance(IN_FLIGHT_MAX)
+    for _ in range(IN_FLIGHT_MAX):
+        await reconciler.begin(waiting, plans)  # type: ignore[arg-type]
+
+    assert started.await_count == IN_FLIGHT_MAX
 
 
 async def test_attempts_are_bounded_in_rate_and_in_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,20 @@ from unittest.mock import AsyncMock, Mock
 
 import orjson
 import pytest
+from aiohttp import web
 
 from atoll.api import names
-from atoll.cluster.leases import Holder, parse_lease
+from atoll.cluster.leases import RESERVATION_NAMESPACE, Holder, parse_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import decode_lease
-from atoll.kube.errors import Conflict
+from atoll.cluster.objects import decode_lease, decode_pod
+from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 from atoll.kube.mirror import ClusterMirror
 from controllers.claims import ClaimReconciler
 from controllers.context import Context
+from controllers.leases.orphans import SKEW_SECONDS, OrphanReconciler
+from controllers.leases.repair import MissingLeaseRepair
 from controllers.leases.writes import delete_lease
-from tests.builders import claim_json, lease_json, make_allocation, make_claim, pod_json, report_json
+from tests.builders import claim_json, lease_json, make_allocation, make_claim, make_lease, pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,
     LEASES,
@@ -29,7 +32,7 @@ from tests.controllers.harness import (
     running_controllers,
     strip_version,
 )
-from tests.fakes.api_server import status
+from tests.fakes.api_server import answering, status
 from tests.fakes.clock import ManualClock, until
 from tests.service.test_metrics import samples
 
@@ -77,6 +80,46 @@ async def test_reservation_by_a_clock_that_is_ahead_ends_all_the_same(tmp_path: 
         assert ("PATCH", f"{PODS}/p") in running.api.writes
 
 
+def orphans_of(ledger: Ledger, api: AsyncMock, clock: ManualClock) -> OrphanReconciler:
+    """Return the reconciler over one pod that is not bound, and the Leases of this ledger."""
+    pod = decode_pod(orjson.dumps(pod_json("p")))
+    ledger.put_pod(pod)
+    mirror = SimpleNamespace(ledger=ledger, pods=SimpleNamespace(by_uid={HOLDER.uid: pod}), unready_reason=str)
+    return OrphanReconciler(Context(api, cast("ClusterMirror", mirror), clock, Mock(), Mock(), str))
+
+
+async def test_a_reservation_that_is_renewed_lasts_from_then_on_by_our_own_clock() -> None:
+    """The other machine's clock is years ahead, so ours counts: seven seconds, and seven more after the renewal."""
+    clock, ledger, api = ManualClock(), Ledger(), AsyncMock()
+    orphans = orphans_of(ledger, api, clock)
+
+    def reserve(second: int, version: str) -> None:
+        body = lease_json("n1", 0, holder=HOLDER, version=version)
+        body["spec"]["renewTime"] = f"2099-01-01T00:00:{second:02}.000000Z"
+        body["metadata"]["annotations"][names.LEASE_DEADLINE] = f"2099-01-01T00:00:{second + 2:02}.000000Z"
+        ledger.put_lease(decode_lease(orjson.dumps(body)))
+
+    reserve(0, "1")
+    assert await orphans.reconcile(HOLDER.uid) == 2.0 + SKEW_SECONDS
+    await clock.advance(6.0)
+    reserve(6, "2")
+
+    assert await orphans.reconcile(HOLDER.uid) == 2.0 + SKEW_SECONDS
+    await clock.advance(6.0)
+    assert await orphans.reconcile(HOLDER.uid) == 1.0
+    api.patch.assert_not_called()
+
+
+async def test_a_reservation_that_ended_by_itself_costs_its_pod_no_write() -> None:
+    """Its Lease was deleted meanwhile: there is nothing to fence off."""
+    ledger, api = Ledger(), AsyncMock()
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER, annotations=PAST))
+    api.patch.side_effect = NotFound("gone", status=404, reason="NotFound", path="")
+
+    assert await orphans_of(ledger, api, ManualClock()).reconcile(HOLDER.uid) is None
+    assert [call.args[0] for call in api.patch.await_args_list] == [f"{LEASES}/gpu-n1-0"]
+
+
 @pytest.mark.parametrize("digits", [18, 5000])
 async def test_agent_is_asked_whatever_somebody_wrote_before(tmp_path: Path, digits: int) -> None:
     """A version that no pod has reached yet was written by nobody who waits for it, however long the number is."""
@@ -108,6 +151,33 @@ async def test_release_survives_any_lost_write(tmp_path: Path, fails_at: int, *,
     async with running_controllers(tmp_path, setup, fails_at=fails_at, is_after=is_after) as running:
         await running.settled(lambda: running.held() == {"gpu-n1-3"})
         assert all("gpu-n1-3" not in path for _, path in running.api.writes)
+
+
+async def test_released_gpus_are_counted_by_what_proved_the_end(tmp_path: Path) -> None:
+    """Each once, however many one pod had."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 0, 1, 2, status=ENDED)
+        put_leases(server, 0, 1, 2)
+
+    async with running_controllers(tmp_path, setup) as running:
+        counted = ("atoll_controllers_leases_released_total", "ended")
+        await running.settled(lambda: samples(running.metrics)[counted] == 3)
+        assert samples(running.metrics)[("atoll_controllers_queue_wait_seconds_count", "release")], (
+            "and how long it waited"
+        )
+
+
+async def test_a_lease_that_changes_while_it_is_ended_is_looked_at_again_before_the_next_resync(tmp_path: Path) -> None:
+    """Somebody marked it meanwhile: its GPU is not free, and nothing else would bring it up again."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 0, status=ENDED)
+        put_leases(server, 0)
+        server.fail(answering(409, "Conflict"), times=3, containing=f"DELETE {LEASES}/gpu-n1-0")
+
+    async with running_controllers(tmp_path, setup) as running:
+        await until(lambda: not running.held())
 
 
 @each_fault
@@ -144,6 +214,35 @@ async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, 
             assert lease["spec"]["holderIdentity"] == str(HOLDER)
 
 
+async def test_nobody_is_asked_about_a_pod_that_has_all_of_its_leases(tmp_path: Path) -> None:
+    """Every change of every bound pod is looked at; the API server hears of it only where a Lease is missing."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 4, 5, phase="Running")
+        put_leases(server, 4, 5)
+
+    async with running_controllers(tmp_path, setup) as running:
+        repair = running.reconciler("repair")
+        assert await repair.reconcile(HOLDER.uid) is None
+
+        assert running.server.count(f"GET {PODS}?") == 0
+
+
+async def test_an_unreadable_lease_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
+    """It would be refused at every look, for as long as nobody can make it readable."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 4, phase="Running")
+        put_leases(server, 4, **{names.LEASE_DEVICE_ID: "odd"})
+        server.fail(answering(403, "Forbidden"), times=10_000, containing=f"PATCH {LEASES}/gpu-n1-4")
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.reconciler("repair").reconcile(HOLDER.uid)
+
+        assert running.mirror.ledger.unreadable_leases
+        assert ("POST", LEASES) not in running.api.writes
+
+
 async def test_a_lease_is_written_again_for_a_pod_that_left_without_it(tmp_path: Path) -> None:
     """The Lease went while nobody looked, then the pod by force: its GPU is held in the API again until proof."""
 
@@ -157,6 +256,9 @@ async def test_a_lease_is_written_again_for_a_pod_that_left_without_it(tmp_path:
         lease = running.lease(4)
         assert lease is not None
         assert lease["spec"]["holderIdentity"] == str(HOLDER)
+        counted = samples(running.metrics)
+        assert counted[("atoll_controllers_leases_recreated_total",)] == 1
+        assert counted[("atoll_controllers_evidence_requests_total",)] == 1
         for sequence in (1, 2):
             running.report(sequence)
         await running.settled(lambda: not running.held() and not running.mirror.ledger.lost.is_known(HOLDER.uid))
@@ -306,6 +408,38 @@ async def test_reservation_whose_pod_got_bound_is_kept(tmp_path: Path) -> None:
         await running.settled(lambda: names.LEASE_FENCED not in (running.lease(0) or {})["metadata"]["annotations"])
 
 
+@pytest.mark.parametrize("is_bound", [False, True], ids=["a reservation that is over", "a Lease of another GPU"])
+async def test_what_a_pod_held_that_goes_meanwhile_is_left_to_the_release(tmp_path: Path, *, is_bound: bool) -> None:
+    """The cache still shows the pod; the API server knows of none: only proof of its end frees the GPU."""
+    seen: list[str] = []
+
+    def setup(server: InMemoryServer) -> None:
+        if is_bound:
+            put_bound(server, "p", 0, phase="Running")
+        else:
+            put_pod(server)
+        put_leases(server, 1, **PAST)
+        absent = {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+
+        def intercept(method: str, path: str, _body: Any) -> Any:
+            if (method, path) == ("PATCH", f"{PODS}/p"):
+                seen.append(path)
+                return status(404, "NotFound", "it is gone")
+            if (method, path) == ("GET", PODS):
+                seen.append(path)
+                return web.json_response(absent)
+            return None
+
+        server.intercept(intercept)
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: seen)
+        for loop in running.loops:
+            await loop.run_once()
+        assert running.lease(1)
+        assert (names.REASON_ORPHAN_LEASE, "p") not in running.notes.recorded
+
+
 def setup_bound_behind_our_back(setup: Any) -> Any:
     """Return a set-up whose pod is bound to device 0 at the moment when somebody patches it."""
 
@@ -329,7 +463,7 @@ def setup_bound_behind_our_back(setup: Any) -> Any:
 async def test_an_agent_is_asked_where_there_is_one(tmp_path: Path, is_known: bool) -> None:
     """Each wish is asked for once; one for a node without a report is dropped, and is asked for when it has one."""
     async with running_controllers(tmp_path, lambda _server: None) as running:
-        evidence: Any = next(loop for loop in running.loops if loop.name == "evidence")._reconciler
+        evidence = running.reconciler("evidence")
         node = "n1" if is_known else "n2"
         assert evidence.want(node, 7)
         assert evidence.want(node, 8)
@@ -339,6 +473,16 @@ async def test_an_agent_is_asked_where_there_is_one(tmp_path: Path, is_known: bo
         assert evidence.want(node, 8) is not is_known
         asked = running.server.objects[f"{REPORTS}/n1"]["metadata"].get("annotations", {}).get(names.EVIDENCE_WANTED)
         assert asked == ("8" if is_known else None)
+
+
+async def test_a_key_whose_object_is_gone_is_no_fault(tmp_path: Path) -> None:
+    """Between a change and its turn anything may be deleted."""
+    async with running_controllers(tmp_path, lambda _server: None) as running:
+        for loop in running.loops:
+            reconciler: Any = loop._reconciler
+            is_pair = any(isinstance(key, tuple) for key in reconciler.all_keys())
+            await reconciler.reconcile(("team", "nobody") if is_pair else "nobody")
+        assert running.api.writes == []
 
 
 async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path: Path) -> None:
@@ -356,6 +500,24 @@ async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path
         running.report(2)
         await running.settled(lambda: not running.held())
         assert wanted(running) == asked, "asked again although the answer was on its way"
+
+
+async def test_gpus_that_stay_in_doubt_say_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the Lease, and in an event on the node for whoever looks there."""
+    monkeypatch.setattr("controllers.leases.release.DOUBT_SECONDS", 0.0)
+
+    async with running_controllers(tmp_path, lambda server: put_leases(server, 0)) as running:
+        await running.settled(lambda: running.notes.notes_on(names.REASON_GPUS_IN_DOUBT, "n1"))
+        lease = running.lease(0)
+        assert lease is not None
+        assert lease["metadata"]["annotations"][names.LEASE_IN_DOUBT]
+        reconciler = running.reconciler("release")
+        await running.settled(
+            lambda: names.LEASE_IN_DOUBT in running.mirror.leases.store["atoll-system", "gpu-n1-0"].metadata.annotations
+        )
+        await reconciler.reconcile(lease["spec"]["holderIdentity"].rpartition("/")[2])
+
+        assert len(running.notes.notes_on(names.REASON_GPUS_IN_DOUBT, "n1")) == 1
 
 
 async def test_a_departure_whose_leases_somebody_deleted_is_in_doubt_no_more(tmp_path: Path) -> None:
@@ -396,6 +558,74 @@ async def test_an_unreadable_lease_of_nobody_gets_its_device_from_its_name_once(
         await running.settled(lambda: len(running.notes.notes_on(names.REASON_UNREADABLE_LEASE, "gpu-n1-3")) > told)
 
         assert running.api.writes.count(("PATCH", path)) == 1
+
+
+async def test_an_unreadable_lease_gets_no_holder_that_is_gone(tmp_path: Path) -> None:
+    """The mirror shows a bound pod that names its GPU, the API server knows of none: only the device is written."""
+    path = f"{LEASES}/gpu-n1-3"
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 3, phase="Running")
+        put_leases(server, 3, **{names.LEASE_DEVICE_ID: "7"})
+        server.put(path, strip_version({**server.objects[path], "spec": {"holderIdentity": "nonsense"}}))
+        nobody = {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+        server.intercept(lambda _, asked, __: web.json_response(nobody) if asked == PODS else None)
+
+    async with running_controllers(tmp_path, setup) as running:
+        lease = lambda: running.server.objects[path]  # noqa: E731
+        await running.settled(lambda: lease()["metadata"]["annotations"][names.LEASE_DEVICE_ID] == "3")
+
+        assert lease()["spec"]["holderIdentity"] == "nonsense"
+
+
+NIGHTLY = Holder(RESERVATION_NAMESPACE, "nightly", "uid-of-nightly")
+OTHER = Holder("team", "q", "uid-of-q")
+
+
+@pytest.mark.parametrize(
+    ("found", "is_written", "is_told"),
+    [
+        pytest.param([{"holder": NIGHTLY}], True, False, id="a reservation keeps the card for pods"),
+        pytest.param([{"holder": NIGHTLY, "uuid": "GPU-new"}] * 2, False, True, id="a reservation has another card"),
+        pytest.param([{"holder": OTHER}] * 2, False, True, id="another pod has it"),
+        pytest.param([{"holder": OTHER}, {"holder": HOLDER}], False, False, id="it is the pod's own by now"),
+        pytest.param([{"annotations": {names.LEASE_DEVICE_ID: "odd"}}], False, False, id="it cannot be read"),
+    ],
+)
+async def test_a_missing_lease_whose_name_is_taken(
+    found: list[dict[str, Any]], *, is_written: bool, is_told: bool
+) -> None:
+    """What a reservation keeps becomes the pod's; any other holder is reported, as the API server shows him last."""
+    pod = decode_pod(orjson.dumps(pod_json("p", node="n1", phase="Running", allocation=make_allocation("n1", 0))))
+    ledger, api, events = Ledger(), AsyncMock(), Mock()
+    ledger.put_pod(pod)
+    api.list.return_value = SimpleNamespace(items=[pod], resource_version="1")
+    api.create.side_effect = AlreadyExists("taken", status=409, reason="AlreadyExists", path="")
+    api.get.side_effect = [orjson.dumps(lease_json("n1", 0, **one)) for one in found]
+    mirror = SimpleNamespace(ledger=ledger, reports={}, nodes=SimpleNamespace(store={}))
+    repair = MissingLeaseRepair(Context(api, cast("ClusterMirror", mirror), ManualClock(), events, Mock(), str))
+
+    await repair.reconcile(HOLDER.uid)
+
+    assert api.patch.await_count == is_written
+    told = [call.kwargs["reason"] for call in events.record.call_args_list]
+    assert (names.REASON_DOUBLE_USE in told) is is_told
+
+
+async def test_no_lease_is_written_for_a_pod_that_only_our_cache_shows(tmp_path: Path) -> None:
+    """The API server is asked first: a GPU of a pod that is gone would be held again."""
+
+    def setup(server: InMemoryServer) -> None:
+        put_bound(server, "p", 4, phase="Running")
+        nobody = {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+        server.intercept(lambda _, asked, __: web.json_response(nobody) if asked == PODS else None)
+
+    async with running_controllers(tmp_path, setup) as running:
+        repair = running.reconciler("repair")
+        await repair.reconcile(HOLDER.uid)
+
+        assert running.server.count(f"GET {PODS}?")
+        assert running.held() == set()
 
 
 def wanted(running: ControllerHarness) -> str:

@@ -17,10 +17,11 @@ from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_node
 from atoll.jobs.rendering import render
-from atoll.kube.mirror import ClusterMirror
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import ClusterMirror, WatchedKind
 from controllers.context import Context
 from controllers.reservations import ReservationReconciler
-from tests.builders import lease_json, make_allocation, make_report, pod_json
+from tests.builders import lease_json, make_allocation, make_lease, make_report, pod_json
 from tests.controllers.harness import (
     LEASES,
     PODS,
@@ -231,6 +232,18 @@ async def test_a_job_says_how_long_its_reservation_waits_for_the_next(
         await running.settled(
             lambda: (status(running)["phase"], len(holders(running))) == (phase, 2 * (phase == "Active"))
         )
+
+
+@pytest.mark.parametrize(("node", "affected"), [("n1", {"uid-of-nightly"}), ("n2", set())])
+def test_a_report_concerns_the_reservations_that_hold_gpus_of_its_node(node: str, affected: set[str]) -> None:
+    """One of them may have failed, or be gone."""
+    ledger = Ledger()
+    ledger.put_lease(make_lease("n1", 0, annotations={names.RESERVATION: MARK}))
+    mirror = SimpleNamespace(ledger=ledger, reservations=SimpleNamespace(store={}))
+    reconciler = ReservationReconciler(cast("Context", SimpleNamespace(mirror=mirror)))
+
+    change = Change(ChangeKind.MODIFIED, make_report(node), make_report(node))
+    assert set(reconciler.affected(WatchedKind.REPORT, change)) == affected
 
 
 @pytest.mark.parametrize(("unschedulable", "taken"), [(False, 1), (True, 0)], ids=["open", "cordoned"])

@@ -16,13 +16,16 @@ from atoll.cluster.foreign import ForeignUseCache
 from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.reports import NodeReports
-from atoll.kube.mirror import ClusterMirror
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import ClusterMirror, WatchedKind
+from atoll.service.clock import SystemClock
 from atoll.service.metrics import Metrics
 from controllers import runner
 from controllers.leases.terminations import PodTerminations
 from controllers.metrics import controller_metrics
-from controllers.runner import ControllerManager
+from controllers.runner import ControllerManager, build_manager
 from controllers.settings import ControllersSettings
+from tests.builders import make_pod
 from tests.fakes.clock import ManualClock
 from tests.service.test_metrics import samples
 
@@ -92,6 +95,22 @@ async def test_what_begins_anew_is_as_at_the_start() -> None:
     for one, other in zip(used, fresh, strict=True):
         for attribute in BEGINS_ANEW.get(type(one), set()) - {"_audit", "lost"}:
             assert getattr(one, attribute) == getattr(other, attribute), attribute
+
+
+async def test_the_process_hears_of_every_change_and_of_a_restore() -> None:
+    """What a pod's deletion showed is remembered until a restore, of which the leader is told."""
+    client = cast("Any", SimpleNamespace())
+    process = build_manager(ControllersSettings(), SystemClock(), client, Metrics("controllers"))
+    pod = make_pod("p", node="n1")
+    for listener in process.mirror._listeners:
+        listener(WatchedKind.POD, Change(ChangeKind.DELETED, pod, pod))
+    assert process.terminations.gone("uid-of-p") is not None
+    assert not process.restored.is_set()
+
+    process.mirror._rewind()
+
+    assert process.restored.is_set()
+    assert process.terminations.gone("uid-of-p") is None
 
 
 async def test_a_leader_builds_everything_of_its_term_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
@@ -18,6 +19,7 @@ from tests.controllers.harness import (
     running_controllers,
     strip_version,
 )
+from tests.fakes.api_server import Object
 from tests.service.test_metrics import samples
 
 READABLE = {"type": names.CONDITION_DEVICES_READABLE, "status": "True", "reason": "AllRead"}
@@ -103,6 +105,10 @@ def lose(running: ControllerHarness) -> None:
     running.server.put(f"{REPORTS}/n1", {**report_without(3, 4), "metadata": current["metadata"]})
 
 
+def is_down(pod: Object) -> bool:
+    return bool(pod["metadata"]["name"] == "down")
+
+
 def there(running: ControllerHarness) -> set[str]:
     return {path.rpartition("/")[2] for path in running.server.objects if path.startswith(PODS)}
 
@@ -124,12 +130,38 @@ async def test_a_pod_that_cannot_start_again_is_evicted_and_one_that_works_is_to
         assert len(running.notes.notes_on(names.REASON_GPUS_GONE, "n1")) == 2
 
 
+@pytest.mark.parametrize("is_gone", [False, True], ids=["is being deleted", "is gone"])
+async def test_a_pod_that_leaves_meanwhile_is_left_alone(tmp_path: Path, *, is_gone: bool) -> None:
+    """The mirror does not show it yet, the live look does."""
+    looked: list[str] = []
+
+    def leave(method: str, path: str, _body: object) -> web.Response | None:
+        if method != "GET" or path != PODS:
+            return None
+        looked.append(path)
+        found = [one for at, one in running.server.objects.items() if at.startswith(PODS)]
+        leaving = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+        items = [{**one, "metadata": {**one["metadata"], **leaving}} if is_down(one) else one for one in found]
+        items = [one for one in items if not (is_gone and is_down(one))]
+        return web.json_response({"metadata": {"resourceVersion": str(running.server.version)}, "items": items})
+
+    async with running_controllers(tmp_path, settle_pods, settings=AT_ONCE) as running:
+        running.server.intercept(leave)
+        lose(running)
+        await running.settled(lambda: looked and running.notes.notes_on(names.REASON_GPUS_GONE, "up"))
+        stranded = running.reconciler("stranded")
+
+        assert await stranded.reconcile("uid-of-down") is None
+        assert there(running) == {"down", "up", "whole"}
+        assert not running.notes.notes_on(names.REASON_GPUS_GONE, "down")
+
+
 async def test_gpus_that_come_back_soon_after_a_boot_strand_nobody(tmp_path: Path) -> None:
     """The first look after a boot may lack what a driver, or whoever makes the MIG instances, is yet to bring back. A
     pod whose GPU goes again later has the whole time again."""
     async with running_controllers(tmp_path, settle_pods) as running:
         whole = running.server.objects[f"{REPORTS}/n1"]
-        stranded = next(loop for loop in running.loops if loop.name == "stranded")._reconciler
+        stranded = running.reconciler("stranded")
         waits = []
         for _ in range(2):
             lose(running)

@@ -17,6 +17,7 @@ from atoll.kube.errors import AlreadyExists, Conflict, NotFound, Unanswered
 from atoll.kube.patches import STRATEGIC_MERGE_PATCH
 from atoll.service.metrics import Metrics
 from controllers import runner
+from controllers.certificates import Lifetimes
 from controllers.metrics import controller_metrics
 from controllers.settings import ControllersSettings
 from controllers.webhook_certs import WebhookCertReconciler
@@ -180,6 +181,26 @@ async def test_without_a_configuration_the_secrets_are_made_all_the_same(clock: 
     await WebhookCertReconciler(api, clock).reconcile()
 
     assert api.writes == [AUTHORITY, SERVING]
+
+
+@pytest.mark.parametrize("are_alike", [True, False], ids=["on every webhook", "on one of two webhooks"])
+async def test_the_serving_certificate_is_renewed_before_it_ends(
+    api: CertApi, clock: RoundsClock, *, are_alike: bool
+) -> None:
+    """By an authority that is published: where one webhook does not trust it yet, it is told so first."""
+    api.apply_configuration("pods.gpu.scheduling", "second.gpu.scheduling")
+    reconciler = WebhookCertReconciler(api, clock)
+    await reconciler.reconcile()
+    if not are_alike:
+        api.objects[CONFIGURATION]["webhooks"][1]["clientConfig"].pop("caBundle")
+    api.writes.clear()
+    clock.time += Lifetimes().serving * 0.9
+
+    await reconciler.reconcile()
+
+    assert api.writes == [SERVING if are_alike else CONFIGURATION]
+    await reconciler.reconcile()
+    assert api.writes[-1] == SERVING
 
 
 async def test_a_rotation_leaves_no_key_behind(api: CertApi, clock: RoundsClock) -> None:
