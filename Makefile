@@ -83,7 +83,7 @@ verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m devcluster.rights --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
-	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search worst_inputs gang_admission whole_path; do \
+	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search worst_inputs gang_admission "scale --waiting 1 100"; do \
 		echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 
 lock: ## Write requirements.lock anew from pyproject.toml

@@ -404,9 +404,8 @@ class DevCluster:
         self._spawn_part("kube-controller-manager", command)
 
     def _kill(self, name: str) -> None:
-        """Kill a process; does nothing if none of that name runs."""
-        status = self.processes().get(name)
-        if status and status.running:
+        """Kill a process, unless none of that name was started or it has ended."""
+        if name in self.processes():
             self.signal(name, "KILL")
             self.wait_exit(name)
 

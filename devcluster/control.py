@@ -64,7 +64,7 @@ class Control:
         )
 
     def signal(self, name: str, signal: str) -> None:
-        """Send a signal such as KILL or STOP."""
+        """Send a signal such as KILL or STOP; KILL does nothing to a process that has ended."""
         self._request("signal", name=name, signal=signal)
 
     def wait(self, name: str, *, timeout_seconds: float) -> int | None:

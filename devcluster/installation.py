@@ -108,9 +108,8 @@ class Installation:
         self.start_scheduler()
         self.wait_ready(self.parts)
 
-    def start_scheduler(self) -> None:
-        """Start kube-scheduler with the shipped configuration and flags, as the ServiceAccount of the extender."""
-        config = DEPLOY / "scheduler" / "config.yaml"
+    def start_scheduler(self, config: Path = DEPLOY / "scheduler" / "config.yaml") -> None:
+        """Start kube-scheduler with the shipped flags and, as shipped, configuration, as the extender's account."""
         account = self._kubeconfig(self.parts["extender"])
         self.cluster.start_scheduler(config, account, flags=shipped_scheduler_flags())
 
@@ -155,9 +154,8 @@ class Installation:
 
     def kill(self, name: str) -> None:
         """End a part with SIGKILL, as the kernel does when memory runs out; does nothing if it has ended already."""
-        if self.cluster.processes()[name].running:
-            self.cluster.signal(name, "KILL")
-            self.cluster.wait_exit(name)
+        self.cluster.signal(name, "KILL")
+        self.cluster.wait_exit(name)
 
     def revive(self) -> None:
         """Restart parts that ended because they lost leadership, as a Deployment would; return at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -33,13 +34,15 @@ class JobServiceProcess:
         options: Sequence[str | Path] = (),
         database: str = "",
         health_port: int = 0,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the access rules and the tokens; `start` starts the process."""
+        """Write the access rules and the tokens; `start` starts the process. `variables`: beside those of this one."""
         self.cluster = cluster
         self.folder = folder
         self.options = options
         self.database = database or f"sqlite:///{folder}/jobs.db"
         self.health_port = health_port
+        self.variables = dict(variables or {})
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
         (folder / "access.yaml").write_text(yaml.safe_dump(dict(rules)))
@@ -61,7 +64,8 @@ class JobServiceProcess:
             *self.options,
         ]  # fmt: skip
         with self.log.open("ab") as stream:
-            process = subprocess.Popen([str(word) for word in command], stderr=stream, stdout=stream)
+            words, environment = [str(word) for word in command], os.environ | self.variables
+            process = subprocess.Popen(words, stderr=stream, stdout=stream, env=environment)
         self.process = process
 
         def listens() -> str:

@@ -96,8 +96,7 @@ class NodeRunner:
     def stop(self, record: NodeRecord) -> None:
         """Kill every process of the node at once; its Node object stays."""
         name = f"node@{record.name}"
-        with suppress(ControlError):
-            self._control.signal(name, "KILL")
+        self._control.signal(name, "KILL")
         for process in (name, f"kubelet@{record.name}", f"containerd@{record.name}"):
             if self._control.wait(process, timeout_seconds=_STOP_SECONDS) is None:
                 raise ControlError(f"{process} did not end within {_STOP_SECONDS:.0f} s after its node was killed")

@@ -88,9 +88,11 @@ class ProcessTable:
         return self._processes[name]
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to the real process. Raises ControlError if it has ended."""
+        """Send a signal to the real process. To one that has ended, KILL is done; any other raises ControlError."""
         process = self.get(name)
         if process.exit_code is not None:
+            if number == signal.SIGKILL:
+                return
             raise ControlError(f"process {name!r} has ended with {process.exit_code}")
         pid = process.real_pid()
         os.kill(pid, number)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import figures, load
+from bench import figures, load, scale
 
 MOMENTS = st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50)
 
@@ -68,6 +68,58 @@ def test_cpu_per_pod_of_processes_in_both_readings() -> None:
     assert figures.per_pod({"a": 1.0, "b": 1.0}, {"a": 1.2, "b": 3.0, "c": 9.0}, 10) == pytest.approx(
         {"b": 200.0, "a": 20.0}
     )
+
+
+def test_requests_of_the_api_server_are_summed_by_kind() -> None:
+    """Status codes and scopes of one kind count together; watches and paths without a resource do not."""
+    page = """# TYPE apiserver_request_total counter
+apiserver_request_total{code="201",resource="pods",subresource="binding",verb="POST",scope="resource"} 40
+apiserver_request_total{code="409",resource="pods",subresource="binding",verb="POST",scope="resource"} 2
+apiserver_request_total{code="200",resource="leases",subresource="",verb="PUT",scope="resource"} 7
+apiserver_request_total{code="200",resource="pods",subresource="",verb="WATCH",scope="cluster"} 9
+apiserver_request_total{code="200",resource="",subresource="/healthz",verb="GET",scope=""} 5
+apiserver_request_duration_seconds_count{resource="pods",subresource="",verb="POST"} 3
+"""
+    assert figures.read_requests(page)["POST pods/binding"] == 42
+    assert figures.read_requests(page).keys() == {"POST pods/binding", "PUT leases"}
+
+
+def test_requests_per_pod_are_of_the_time_between() -> None:
+    """A kind that was not seen before began at nothing, and rare ones are not told."""
+    asked = figures.each_pod(
+        {"PUT leases": 7.0, "GET pods": 1.0}, {"PUT leases": 17.0, "GET pods": 1.2, "POST a": 20.0}, 10
+    )
+    assert list(asked.items()) == [("POST a", 2.0), ("PUT leases", 1.0)]
+
+
+def test_ratios_pair_contenders_of_one_round() -> None:
+    """The median of the ratios of rounds, not the ratio of medians: each round met another load of the machine."""
+    rates: dict[str, list[float]] = {
+        "plain": [100.0, 10.0, 50.0],
+        "noop": [80.0, 8.0, 40.0],
+        "unhinted": [50.0, 5.0, 30.0],
+        "atoll": [60, 9, 30],
+    }
+    bursts = {
+        name: scale.Burst(list(each), [{"kube-scheduler": 2.0, "extender": 1.0}] * 3, [{}] * 3)
+        for name, each in rates.items()
+    }
+    shown = {row.what: row.value for row in scale.burst_rows(bursts, 10)}
+
+    assert shown["rate, Atoll against no-op extender"].startswith("0.75 ")
+    assert shown["rate, Atoll against no extender"] == "0.60"
+    assert shown["CPU per pod, Atoll"] == "3.00 ms, Atoll's 1.00"
+
+
+def test_a_reading_that_a_round_lacks_is_none() -> None:
+    """A kind of request that only one round saw is not told as if every one had."""
+    assert scale.medians([{"a": 1.0}, {"a": 3.0, "b": 6.0}, {"a": 2.0}]) == {"a": 2.0, "b": 0.0}
+
+
+def test_longest_block_is_the_greatest() -> None:
+    """A part whose loop was never kept busy has a row too."""
+    rows = scale.block_rows({"extender": [0.005, 0.012, 0.007]})
+    assert [row.value for row in rows] == ["12 ms", "0 ms"]
 
 
 def test_table_is_aligned() -> None:

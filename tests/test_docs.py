@@ -11,6 +11,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from atoll.cluster.consistency import PROMISES
 from atoll.cluster.release import Proof
 from atollctl.__main__ import app
 from atollctl.reference import PARTS, pages
@@ -88,6 +89,20 @@ def test_architecture_lists_every_proof() -> None:
     page = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     rows = page.partition("| proof |")[2].partition("\n\n")[0].splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == list(Proof)
+
+
+def test_links_outside_the_site_lead_somewhere() -> None:
+    """What `make docs` does not build links to files that exist."""
+    rooms = (REPOSITORY, *(REPOSITORY / name for name in ("bench", "deploy/kind", "examples")))
+    for page in (page for room in rooms for page in room.glob("*.md")):
+        links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
+
+
+def test_every_number_of_a_finding_is_explained() -> None:
+    """`atoll audit` numbers what it finds by the promise that is broken."""
+    table = OPERATIONS.partition("Findings are numbered by the promise")[2].partition("\n\n")[2].partition("\n\n")[0]
+    assert {int(row.split("|")[1]) for row in table.splitlines()[2:]} == set(PROMISES.values())
 
 
 @pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=name_of)

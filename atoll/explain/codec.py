@@ -26,17 +26,9 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import (
-    Lease,
-    Namespace,
-    Node,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    Pod,
-    PriorityClass,
-    StorageClass,
-)
+from atoll.cluster.objects import Lease, Namespace, Node, Pod, PriorityClass
 from atoll.cluster.request_history import RequestHistory, recall
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from atoll.cluster.volume_fit import claim_names
 from atoll.explain.snapshot import ClusterSnapshot
 

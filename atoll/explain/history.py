@@ -16,7 +16,7 @@ from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.leases import parse_lease
-from atoll.cluster.objects import Metadata, Pod
+from atoll.cluster.objects import ContainerStatus, Metadata, Pod
 from atoll.explain.snapshot import ClusterSnapshot
 
 
@@ -152,7 +152,7 @@ def _holders(found: Iterable[Pod]) -> Iterator[TimelineEntry]:
         bound = next((c.last_transition_time for c in pod.status.conditions if c.type == "PodScheduled"), None)
         yield TimelineEntry(bound or pod.metadata.creation_timestamp or "", "given", f"to pod {_named(pod)}", source)
         if pods.is_terminal(pod):
-            ended = max((_finished(status.state.terminated) for status in pods.container_statuses(pod)), default="")
+            ended = max(map(_finished, pods.container_statuses(pod)), default="")
             yield TimelineEntry(ended, "ended", f"pod {_named(pod)} ({pod.status.phase})", source)
         elif pod.metadata.deletion_timestamp:
             yield TimelineEntry(
@@ -160,8 +160,9 @@ def _holders(found: Iterable[Pod]) -> Iterator[TimelineEntry]:
             )
 
 
-def _finished(terminated: object) -> str:
-    return str(terminated.get("finishedAt") or "") if isinstance(terminated, dict) else ""
+def _finished(status: ContainerStatus) -> str:
+    ended = status.state.terminated
+    return ended.finished_at or "" if ended is not None else ""
 
 
 def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[TimelineEntry]:

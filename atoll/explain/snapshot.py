@@ -22,19 +22,11 @@ from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.csi import CsiDriver, CsiNode, StorageCapacity
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import (
-    Lease,
-    Namespace,
-    Node,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    Pod,
-    PriorityClass,
-    StorageClass,
-)
+from atoll.cluster.objects import Lease, Namespace, Node, Pod, PriorityClass
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.cluster.reservation_use import reservation_name
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from atoll.cluster.volume_fit import Volumes
 
 NOW_SECONDS = 0.0

@@ -41,6 +41,8 @@ EVERYTHING = (
     "jobs.enabled=true",
     "jobs.secretKeySecret=atoll-jobs-key",
     "jobs.prices.spot_share=0.3",
+    "jobs.logArchive=s3://logs/{tenant}/",
+    "jobs.logArchiveSecret=atoll-jobs-logs",
 )
 FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io", "security.openshift.io")
 KEPT = "helm.sh/resource-policy"
@@ -136,6 +138,28 @@ def test_the_package_is_the_chart(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert by_name(yaml.safe_load_all(done.stdout.replace("atoll:0.2.0", "atoll:0.1.0"))) == rendered()
+
+
+def test_the_archive_of_logs_is_a_place_and_a_secret_by_name() -> None:
+    """The credentials stand in no value, argument or file of the release; without the Secret the pod's identity counts,
+    and without a place nothing is archived."""
+
+    def container(*values: str) -> Object:
+        (found,) = pods(rendered(*sets("jobs.enabled=true", *values)))["atoll-jobs"]["containers"]
+        return dict(found)
+
+    place, secret = "jobs.logArchive=s3://logs/{tenant}/", "jobs.logArchiveSecret=store"
+    both, identity, none = container(place, secret), container(place), container(secret)
+
+    assert "--log-archive=s3://logs/{tenant}/" in both["args"]
+    assert both["envFrom"] == [{"secretRef": {"name": "store"}}]
+    assert "--log-archive=s3://logs/{tenant}/" in identity["args"]
+    assert "envFrom" not in identity
+    assert not any("log-archive" in one for one in none["args"])
+    assert "envFrom" not in none
+    for shared in ("s3://logs/", "https://logs/{tenant}/", "s3://{tenant}"):
+        with pytest.raises(BuildError, match="logArchive"):
+            rendered(*sets("jobs.enabled=true", f"jobs.logArchive={shared}"))
 
 
 def test_priorities_of_jobs_are_those_that_rendered_jobs_name() -> None:
@@ -315,6 +339,16 @@ def test_a_scheduler_that_must_stay_keeps_its_profile() -> None:
     text = objects[("ConfigMap", "atoll-system", "atoll-scheduler")]["data"]["config.yaml"]
 
     assert [profile["schedulerName"] for profile in yaml.safe_load(text)["profiles"]] == ["gpu-scheduler"]
+
+
+def test_kube_scheduler_may_look_at_fewer_nodes() -> None:
+    """By a share for pods with GPUs and another for the rest; 0 leaves either to kube-scheduler."""
+    values = ("--set", "scheduler.gpuPercentageOfNodesToScore=0,scheduler.percentageOfNodesToScore=30")
+    text = rendered(*values)[("ConfigMap", "atoll-system", "atoll-scheduler")]["data"]["config.yaml"]
+    configuration = yaml.safe_load(text)
+
+    assert configuration["percentageOfNodesToScore"] == 30
+    assert configuration["profiles"] == [{"schedulerName": "default-scheduler"}, {"schedulerName": "gpu-scheduler"}]
 
 
 def test_openshift_chooses_users_and_lets_the_agent_see_the_machine() -> None:

@@ -292,8 +292,11 @@ def test_scheduler_configuration_keeps_its_promises(file: str) -> None:
     configuration = load(file)[0]
     (extender,) = configuration["extenders"]
     defaults = ExtenderSettings()
-    profiles = [profile["schedulerName"] for profile in configuration["profiles"]]
-    assert names.SCHEDULER_NAME in profiles
+    shares = {
+        profile["schedulerName"]: profile.get("percentageOfNodesToScore") for profile in configuration["profiles"]
+    }
+    assert shares.pop(names.SCHEDULER_NAME) == 100, "a pod with GPUs gets the best of all nodes"
+    assert set(shares.values()) <= {None}, "for other pods kube-scheduler looks at as many nodes as it likes"
     assert extender["weight"] * 10 * 10 > 1200
     assert extender["nodeCacheCapable"]
     assert not extender["ignorable"]

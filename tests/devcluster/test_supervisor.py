@@ -89,12 +89,15 @@ def test_an_exit_code_is_kept(supervised: Supervised) -> None:
 
 
 def test_a_killed_process_shows_the_signal_and_its_name_is_free_again(supervised: Supervised) -> None:
-    """A component that was killed can be started anew under its name; nothing restarts by itself."""
+    """A component that was killed can be killed again, and started anew under its name; nothing restarts by itself."""
     supervised.spawn("part", "sleep", "600")
     supervised.control.signal("part", "KILL")
 
     assert supervised.control.wait("part", timeout_seconds=WAIT_SECONDS) == -9
     assert not supervised.control.status()["part"].running
+    supervised.control.signal("part", "KILL")
+    with pytest.raises(ControlError, match="process 'part' has ended with -9"):
+        supervised.control.signal("part", "TERM")
     supervised.spawn("part", "sleep", "600")
     assert supervised.control.status()["part"].running
 

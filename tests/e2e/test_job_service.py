@@ -13,12 +13,15 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from devcluster import DevCluster, DevNodeSpec
 from tests.e2e.running_service import NAMESPACE, RunningService, wait
 from tests.jobs.test_job_examples import EXAMPLES
+from tests.worker.s3_server import BUCKET, SECRET_KEY, s3_server
 
 pytestmark = pytest.mark.e2e
 
@@ -41,11 +44,15 @@ def cluster() -> Iterator[DevCluster]:
 
 @pytest.fixture(scope="module")
 def service(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """A service with an empty database."""
-    service = RunningService(cluster, tmp_path_factory.mktemp("service"))
-    service.start()
-    yield service
-    service.kill()
+    """A service with an empty database, which archives logs in a real bucket and keeps tenants apart in another."""
+    folder = tmp_path_factory.mktemp("service")
+    (folder / "render.yaml").write_text("tenant_prefixes: ['s3://runs/{tenant}/']\n")
+    options = ("--render", folder / "render.yaml", "--log-archive", f"s3://{BUCKET}/logs/{{tenant}}/")
+    with s3_server(tmp_path_factory.mktemp("s3")) as variables:
+        service = RunningService(cluster, folder, options=options, variables=variables)
+        service.start()
+        yield service
+        service.kill()
 
 
 def test_a_job_runs_and_its_output_is_shown(service: RunningService) -> None:
@@ -116,6 +123,81 @@ def test_other_tenants_see_nothing(service: RunningService) -> None:
     assert service.job("cancel", "secret", by="tenant-other", status=1) == "there is no job secret\n"
     assert "does not know the token" in service.job("list", by="stranger", status=1)
     service.job("cancel", "secret", "--wait")
+
+
+def test_logs_outlive_their_pods(service: RunningService) -> None:
+    """SYN-3: what a real kubelet had of a job that was cancelled is in a real bucket, and is printed from there; to
+    nobody of another tenant. Neither log nor record of the service has a credential of the bucket."""
+    service.submit("chatty", "echo one; echo two; sleep 1000")
+    service.wait("chatty", "running")
+    wait(lambda: "two" in service.job("logs", "chatty"), "its lines")
+    service.job("cancel", "chatty", "--wait")
+    shown = service.job("show", "chatty")
+    job_id = re.findall(r"^Id: +(\S+)", shown, re.MULTILINE)[0]
+
+    assert service.objects("chatty") == []
+    assert service.job("logs", "chatty") == "one\ntwo\n"
+    assert service.job("logs", "chatty", "--tail", "1") == "two\n"
+    assert f"s3://{BUCKET}/logs/acme/{job_id}/1/" in shown
+    assert service.job("logs", "chatty", by="tenant-other", status=1) == "there is no job chatty\n"
+    assert SECRET_KEY not in service.log.read_text() + service.job("show", "chatty", "-o", "json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"ext_ml_model_registry_uri": "s3://runs/other/model/"}, "belongs to tenant other"),
+        (
+            {"ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "s3://runs/other/tune/"},
+            "belongs to tenant other, and this job is of tenant acme; name a place below s3://runs/acme/",
+        ),
+        ({"namespace": "tenant-other"}, "jobs of tenant acme are in tenant-acme"),
+        ({"tenant_id": "other"}, "may not create jobs in tenant other"),
+    ],
+)
+def test_a_job_that_names_what_is_another_tenants_is_refused(
+    service: RunningService, fields: dict[str, Any], told: str
+) -> None:
+    """TEN-1: prefix, namespace and tenant, by the service that runs; nothing is recorded or created."""
+    file = service.folder / "thief.yaml"
+    job = {"name": "thief", "job_type": "training", "container": {"image": "localhost/busybox:1"}} | fields
+    file.write_text(yaml.safe_dump(job))
+
+    assert told in service.job("submit", "-f", str(file), status=1)
+    assert service.job("show", "thief", status=1) == "there is no job thief\n"
+
+
+def test_a_secret_of_another_tenant_is_none_of_a_jobs(service: RunningService) -> None:
+    """TEN-1: a name leads into the job's own namespace only, where there is no such Secret; the job of the tenant whose
+    it is gets it. Each job may save below the prefix of its own tenant only."""
+    create = ("create", "secret", "generic", "wandb", "-n", "tenant-other", "--from-literal=token=hush")
+    service.cluster.kubectl(*create, check=True)
+    entry = {"name": "TOKEN", "secret": {"name": "wandb", "key": "token"}}
+    script = "echo $TOKEN; echo $ATOLL_CHECKPOINT_PREFIXES"
+    image = {"image": "localhost/busybox:1", "command": ["/bin/sh", "-c", script], "env": [entry]}
+    saves = {"ext_ml_checkpoint_enabled": True}
+    service.submit("thief", "", container=image)
+    wait(lambda: "not found" in service.job("show", "thief"), "the missing Secret")
+    shown = service.job("show", "thief")
+    service.job("cancel", "thief", "--wait")
+    file = service.folder / "owner.yaml"
+    own = {"name": "owner", "job_type": "training", "container": image, **saves}
+    file.write_text(yaml.safe_dump(own | {"ext_ml_checkpoint_storage_uri": "s3://runs/other/owner/"}))
+    service.job("submit", "-f", str(file), by="tenant-other")
+    wait(lambda: "Status:       succeeded" in service.job("show", "owner", by="tenant-other"), "its end")
+
+    assert re.search(r'CreateContainerConfigError secret "wandb" not found', shown)
+    assert service.job("logs", "owner", by="tenant-other") == "hush\ns3://runs/other/\n"
+
+
+def test_a_job_whose_pods_cannot_be_created_says_why(service: RunningService, cluster: DevCluster) -> None:
+    """Only an event of its Job tells what the API server answered; once it takes pods, the job runs."""
+    cluster.kubectl("create", "quota", "none", "--hard=pods=0", "-n", NAMESPACE, check=True)
+    service.submit("crowded", "true")
+    why = r"its pods cannot be created: .* exceeded quota: none"
+    wait(lambda: re.search(why, service.job("show", "crowded")), "the reason")
+    cluster.kubectl("delete", "quota", "none", "-n", NAMESPACE, check=True)
+    service.wait("crowded", "succeeded")
 
 
 def test_a_cancelled_job_leaves_nothing(service: RunningService) -> None:

@@ -32,9 +32,10 @@ PARTS = ("webhook", "extender", "controllers")
 BATCH = 100
 LONG = 5000
 FAULTS_MAX = 50
-WORLDS = int(os.environ.get("ATOLL_WORLDS", "100"))
+WORLDS = int(os.environ.get("ATOLL_WORLDS", "200"))
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 1.0
+DELETED_AT_ONCE = 100
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{HOME}/events"
 
 
@@ -63,6 +64,7 @@ class Worlds:
         for event in self.api.get(f"{EVENTS}?fieldSelector=reason%3DFailedScheduling")["items"]:
             refused[event["regarding"]["name"]] = event.get("note", "")
         faults = [fault for world in worlds for fault in self._faults(world, gangs[world.name], pods, refused)]
+        print("\n".join(faults))
         self.cluster.signal("kwok", "CONT")
         self._remove(worlds)
         return faults
@@ -99,7 +101,7 @@ class Worlds:
 
     def _remove(self, worlds: Sequence[RandomWorld]) -> None:
         wait_until(self._are_running, what="bound pods to run", timeout_seconds=PATIENCE_SECONDS)
-        self.api.request_all(AdminRequest("DELETE", f"{paths.pods(team)}?gracePeriodSeconds=1") for team in TEAMS)
+        wait_until(self._have_left, what="pods to be deleted", timeout_seconds=PATIENCE_SECONDS)
         for path in (paths.gpugangs(HOME), paths.gpuclaims(HOME), paths.core("persistentvolumeclaims", namespace=HOME)):
             self.api.request("DELETE", path)
         wait_until(self._is_empty, what="pods and Leases to be gone", timeout_seconds=PATIENCE_SECONDS)
@@ -122,6 +124,13 @@ class Worlds:
         """Only of a pod whose containers have begun does kwok tell that they have ended."""
         pods = [pod for team in TEAMS for pod in self.api.get(paths.pods(team))["items"]]
         return all(pod["status"]["phase"] == "Running" for pod in pods if pod["spec"].get("nodeName"))
+
+    def _have_left(self) -> bool:
+        """Ask for the deletion of more pods; one request for all of them takes longer than the API server allows."""
+        left = [team for team in TEAMS if self.api.get(f"{paths.pods(team)}?limit=1")["items"]]
+        some = f"gracePeriodSeconds=1&limit={DELETED_AT_ONCE}"
+        self.api.request_all(AdminRequest("DELETE", f"{paths.pods(team)}?{some}") for team in left)
+        return not left
 
     def _is_empty(self) -> bool:
         leases = self.api.get(paths.leases(names.SYSTEM_NAMESPACE))["items"]

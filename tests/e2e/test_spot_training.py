@@ -147,7 +147,8 @@ def test_spot_training_gives_way_three_times_and_fails_never(
 ) -> None:
     """Each time it saves within its grace, and goes on at the next step once there is room; the Job counts no failure.
 
-    Whom the controllers evict reads in its own container when it ends.
+    Whom the controllers evict may read in its own container when it ends: the kubelet need not have updated the file
+    before it ends the container, and the signal is enough.
     """
     done = world.cluster.kubectl("apply", "-f", str(EXAMPLES / "priority-classes.yaml"))
     assert done.returncode == 0, done.stderr
@@ -174,7 +175,6 @@ def test_spot_training_gives_way_three_times_and_fails_never(
     assert training.status().get("failed", 0) == 0
     told = [words for words in training.log() if words[0] == "preempted"]
     assert all(float(words[1]) > 0 for words in told), "saved within the grace period"
-    assert [len(words) == 3 and seconds_of(words[2]) is not None for words in told] == [
-        one is not by_count for one in rounds
-    ]
+    for words, one in zip(told, rounds, strict=True):
+        assert len(words) == 2 or (seconds_of(words[2]) is not None and one is not by_count), one
     world.cluster.api.request("DELETE", f"{training.path}?propagationPolicy=Background")

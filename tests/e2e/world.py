@@ -100,12 +100,12 @@ class RealCluster:
         contention = self.locks / CONTENTION
         assert not contention.exists(), f"two containers held one GPU: {contention.read_text()}"
 
-    def check_audit(self) -> None:
+    def check_audit(self, *, seconds: float = AUDIT_SECONDS) -> None:
         """Fail if `atoll audit` keeps finding anything in the cluster.
 
         Findings that Atoll is about to repair are tolerated for a moment; double use is never tolerated.
         """
-        deadline = time.monotonic() + AUDIT_SECONDS
+        deadline = time.monotonic() + seconds
         while findings := asyncio.run(find_twice(self.cluster.kubeconfig)):
             is_over = time.monotonic() > deadline or any(f.problem is Problem.DOUBLE_USE for f in findings)
             assert not is_over, "\n".join(map(str, findings))

@@ -167,8 +167,8 @@ def loaded(seed: int) -> Situation:
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_cpu_is_counted_as_the_extender_counts_it(seed: int) -> None:
-    """Free and allocatable CPU of every node, the asks that give it a price, and the node that the extender then names
-    over HTTP: what explain reads off a snapshot is what the extender gathers from watches."""
+    """Free and allocatable cores of every node, the asks that give it a price, and the node that the extender names
+    over HTTP then: what explain reads off a snapshot is what the extender gathers from watches."""
     found = loaded(seed)
     scene = index_snapshot(found.snapshot)
     decision = decide(scene, found.pod, found.claim)
@@ -178,7 +178,7 @@ async def test_cpu_is_counted_as_the_extender_counts_it(seed: int) -> None:
         prioritized = await extender.call("prioritize", {"Pod": body, "NodeNames": filtered["NodeNames"]})
         theirs, ours = extender.mirror.ledger.fleet, scene.ledger.fleet
 
-    assert theirs._cpu_milli == ours._cpu_milli
+    assert theirs._cpu_cores == ours._cpu_cores
     assert (theirs.asked.seen, theirs.asked.kinds) == (ours.asked.seen, ours.asked.kinds)
     assert ours.asked.seen >= ASKS_MIN
     assert decision.best is not None

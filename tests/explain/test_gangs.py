@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atoll.cluster.health import Availability, judge
-from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim
 from atoll.explain.anonymize import anonymize
 from atoll.explain.changes import ClusterChange, relaxations_of_gang
 from atoll.explain.codec import decode_snapshot, encode_snapshot

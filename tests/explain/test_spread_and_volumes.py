@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from atoll.cluster.csi import CsiNode
-from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim
 from atoll.cluster.spread import SPREAD
+from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim
 from atoll.cluster.volume_limits import VOLUME_COUNT
 from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import Explanation, PodState, explain

@@ -11,6 +11,7 @@ from agent.metrics import agent_metrics
 from agent.node_agent import NodeAgent
 from atoll.jobs.costs.prices import PriceTable
 from atoll.kube.mirror import ClusterMirror
+from atoll.ml.policy import MlPolicy
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.metrics import Metrics
 from controllers.gpu_stats import GpuStatsPublisher
@@ -19,7 +20,10 @@ from controllers.page.serving import register_page_metrics
 from controllers.runner import register_leadership_metrics
 from extender.metrics import extender_metrics
 from jobs.accounting import GpuAccounting
+from jobs.fleet import ClusterFleet
+from jobs.log_archive import LogArchive
 from jobs.serving import register_job_metrics
+from jobs.webhook_sender import WebhookSender
 from tests.fakes.clock import ManualClock
 from webhook.metrics import webhook_metrics
 from webhook.serving import ServingCertificate
@@ -36,6 +40,8 @@ AGENT = SimpleNamespace(
     watches={"pod": WATCH},
     seconds_since_observation=lambda: 1.0,
 )
+
+FLEET = cast("ClusterFleet", SimpleNamespace(queue_length=0, unreachable_count=0, resync_age_seconds=lambda: 1.0))
 
 
 def registries() -> Iterator[Metrics]:
@@ -59,7 +65,10 @@ def registries() -> Iterator[Metrics]:
         tenant_of=str,
         wake=lambda _job: None,
     )
-    register_job_metrics(parts["jobs"], lambda: True, lambda: 0, accounting)
+    register_job_metrics(parts["jobs"], lambda: True, FLEET, lambda: 0)
+    accounting.register(parts["jobs"])
+    WebhookSender(cast("Any", None), None, ManualClock(), policy=MlPolicy()).register(parts["jobs"])
+    LogArchive("file:///logs/{tenant}/", bytes_max=1024, clock=ManualClock()).register(parts["jobs"])
     for name, metrics in parts.items():
         count_calls(metrics, cast("Any", SimpleNamespace(throttled_seconds=0.0)))
         if name != "agent":

@@ -26,8 +26,9 @@ export function ageText(seconds) {
 }
 
 // Return what the API answers to a GET; an Error has the detail of its problem as message.
-export async function ask(path, token) {
+export async function ask(path, token, hear = () => {}) {
   const response = await fetch(path, { headers: headers(token), cache: "no-store" });
+  hear(response.headers);
   const text = await response.text();
   if (response.ok) return text;
   throw new Error(problemText(text, response.status));
