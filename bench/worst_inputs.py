@@ -70,10 +70,10 @@ def compared() -> Step:
     tolerations = [{"key": f"k{number}", "operator": "Exists"} for number in range(64)]
     pod = decode_pod(large_pod({"spec": {"affinity": terms, "tolerations": tolerations}}, gpus=1))
     crowd = {"podAntiAffinity": {REQUIRED: many(2_000, TERM)}}  # more of them count as none
-    other = decode_pod(large_pod({"spec": {"affinity": crowd, "nodeName": "n"}, "status": {"phase": "Running"}}))
-    assert other.spec.affinity != Affinity()
+    other = large_pod({"spec": {"affinity": crowd, "nodeName": "n"}, "status": {"phase": "Running"}})
+    assert decode_pod(other).spec.affinity != Affinity()
     nodes = [_node(f"n{number}") for number in range(NODES)]
-    running = {node.metadata.name: [other] * PODS_PER_NODE for node in nodes}
+    running = {node.metadata.name: [decode_pod(other) for _ in range(PODS_PER_NODE)] for node in nodes}
     return lambda: excluded_nodes(pod, nodes, running)
 
 

@@ -26,6 +26,12 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MANAGED = {f"f:{number:x}": {} for number in range(110_000)}
 TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "web"}}}
 ANTI = {"podAntiAffinity": {REQUIRED: many(12_000, TERM)}}
+READ = {
+    "tolerations": many(11_000, {"operator": "Exists"}),
+    "affinity": {"podAntiAffinity": {REQUIRED: many(2_300, TERM)}},
+    "nodeSelector": {f"a{number:x}": "" for number in range(22_000)},
+}
+"""Fields of which each is just small enough to be read."""
 PODS = {
     "labels": {"metadata": LABELS},
     "annotations like Atoll's": {"metadata": NOTES},
@@ -37,6 +43,7 @@ PODS = {
     "containers": {"spec": {"containers": many(9_000, {"name": "c", "resources": {"requests": {"cpu": "1m"}}})}},
     "ports": {"spec": {"containers": [{"name": "c", "ports": [{"hostPort": port} for port in range(1, 60_000)]}]}},
     "node selector": {"spec": {"nodeSelector": LABELS["labels"]}},
+    "as much as is read": {"spec": READ},
     "short node selector": {"spec": {"nodeSelector": {f"a{number:x}": "" for number in range(130_000)}}},
     "empty terms": {"spec": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}] * 490_000}}}}},
     "managed fields": {"metadata": {"managedFields": [{"manager": "m", "fieldsV1": MANAGED}]}},
@@ -44,6 +51,13 @@ PODS = {
     "templates of volumes": {"spec": {"volumes": [{"name": "v", "ephemeral": {"metadata": LABELS}}]}},
     "conditions": {"status": {"conditions": many(20_000, {"type": "T", "status": "True", "message": "m" * 20})}},
     "a long message": {"status": {"conditions": [{"type": "T", "status": "True", "message": "m" * 1_400_000}]}},
+    "resources": {
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {f"e.x/{n:x}": "1" for n in range(75_000)}}}]}
+    },
+    "ports of many containers": {"spec": {"containers": [{"name": "c", "ports": [{"hostPort": 1}] * 300}] * 250}},
+    "init containers": {"spec": {"initContainers": [{"name": f"c{number:x}"} for number in range(60_000)]}},
+    "gates": {"spec": {"schedulingGates": [{"name": f"g{number:x}"} for number in range(70_000)]}},
+    "resource claims": {"spec": {"resourceClaims": [{"name": f"c{number:x}"} for number in range(70_000)]}},
     "container statuses": {"status": {"containerStatuses": many(18_000, STATUS)}},
 }
 """Sections of a pod by what they abuse."""

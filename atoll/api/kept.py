@@ -48,34 +48,78 @@ _LISTED: Final = frozenset(
     ("affinity", "nodeSelector", "overhead", "resources", "selector", "tolerations", "topologySpreadConstraints")
 )
 """Fields of a spec that may have so many small entries that to decode them takes longest."""
+ENTRIES_MAX: Final = 1024
+"""Entries kept of all lists and mappings of one large pod's spec, and of each list of its container statuses."""
+_LONG: Final = frozenset(
+    (
+        *("containers", "initContainers", "resourceClaims", "schedulingGates", "volumes"),
+        *("conditions", "containerStatuses", "ephemeralContainerStatuses", "initContainerStatuses"),
+    )
+)
+"""Lists of a pod of which no more entries are decoded than are kept."""
+_OF_CONTAINERS: Final = frozenset(("allocatedResources", "ports", "resources"))
+"""Fields of a container or its status that may have many small entries."""
 _NOTHING: Final = msgspec.Raw(b"{}")
-_decode_fields = at_any_depth(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
+_Fields = dict[str, msgspec.Raw]
+
+
+class _Sections(msgspec.Struct, rename="camel"):
+    metadata: _Fields
+    api_version: str | msgspec.UnsetType = msgspec.UNSET
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    spec: _Fields | msgspec.UnsetType = msgspec.UNSET
+    status: _Fields | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_sections = at_any_depth(msgspec.json.Decoder(_Sections).decode)
+_decode_entries = at_any_depth(msgspec.json.Decoder(list[msgspec.Raw]).decode)
+_decode_fields = at_any_depth(msgspec.json.Decoder(_Fields).decode)
 
 
 def without_excess(raw: bytes, *, bytes_max: int = _EXCESS_BYTES) -> bytes:
     """Return an object of more than `bytes_max`, as JSON, without managed fields and most of what is too much to read.
 
-    At least those of its labels stay that `kept_labels` keeps. The API server takes 35,000 of them, and 500,000 terms
-    of affinity: to decode them all would hold an event loop for longer than it may be held.
+    At least those of its labels stay that `kept_labels` keeps, and one entry of a long list more than ENTRIES_MAX, so
+    that whoever decodes it sees that there were more. The API server takes 35,000 labels and 500,000 terms of affinity:
+    to decode them all would hold an event loop for longer than it may be held.
     """
     if len(raw) <= bytes_max:
         return raw
     try:
-        fields = _decode_fields(raw)
-        metadata = _decode_fields(fields["metadata"])
-        spec = _decode_fields(fields.get("spec", _NOTHING))
-    except (KeyError, msgspec.DecodeError):
+        sections = _decode_sections(raw)
+        for fields in (sections.spec, sections.status):
+            if isinstance(fields, dict):
+                _cut(fields)
+    except msgspec.DecodeError:
         return raw  # whoever decodes it says what is wrong
+    metadata = sections.metadata
     metadata.pop("managedFields", None)
     if "labels" in metadata:
         metadata["labels"] = msgspec.Raw(_first_labels(bytes(metadata["labels"])))
-    for name in _LISTED & spec.keys():
-        if len(bytes(spec[name])) > _FIELD_BYTES:
-            spec[name] = msgspec.Raw(b"[]") if bytes(spec[name]).startswith(b"[") else _NOTHING
-    fields["metadata"] = msgspec.Raw(msgspec.json.encode(metadata))
-    if "spec" in fields:
-        fields["spec"] = msgspec.Raw(msgspec.json.encode(spec))
-    return msgspec.json.encode(fields)
+    return msgspec.json.encode(sections)
+
+
+def _cut(fields: _Fields) -> None:
+    for name in _LISTED & fields.keys():
+        if len(bytes(fields[name])) > _FIELD_BYTES:
+            fields[name] = msgspec.Raw(b"[]") if bytes(fields[name]).startswith(b"[") else _NOTHING
+    for name in _LONG & fields.keys():
+        if bytes(fields[name]).startswith(b"["):
+            fields[name] = msgspec.Raw(msgspec.json.encode(_first_entries(bytes(fields[name]))))
+
+
+def _first_entries(entries: bytes) -> list[_Fields]:
+    """The first entries of a list, and _FIELD_BYTES of the ports and resources of all of them."""
+    first = []
+    room = _FIELD_BYTES
+    for entry in _decode_entries(entries)[: ENTRIES_MAX + 1]:
+        fields = _decode_fields(bytes(entry))
+        for name in _OF_CONTAINERS & fields.keys():
+            room -= len(bytes(fields[name]))
+            if room < 0:
+                del fields[name]
+        first.append(fields)
+    return first
 
 
 def _first_labels(labels: bytes) -> bytes:

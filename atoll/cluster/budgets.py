@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.api import names
-from atoll.api.kept import without_excess
+from atoll.api.kept import ENTRIES_MAX, without_excess
 from atoll.cluster.bounded import LARGE_BYTES, first
 from atoll.cluster.labels import selects
-from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, Pod
+from atoll.cluster.objects import LabelSelector, Metadata, Pod
 
 
 class BudgetSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):

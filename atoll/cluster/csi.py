@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from atoll.api.kept import ENTRIES_MAX
 from atoll.cluster.bounded import LARGE_BYTES, first
-from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, NodeSelectorTerm, Requirement
+from atoll.cluster.objects import LabelSelector, Metadata, NodeSelectorTerm, Requirement
 from atoll.cluster.quantities import parse_amount
 from atoll.cluster.storage import StorageClass
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from atoll.cluster.labels import selects
 from atoll.cluster.objects import LabelSelector, Node, Pod, PodAffinityTerm, Requirement
 from atoll.cluster.pods import is_terminal
@@ -46,12 +44,12 @@ class PodNeighbours:
         minds = minds_neighbours(pod)
         forbidden: set[Domain] = set()
         needed: set[Domain] = set()
-        verdicts: dict[tuple[str, bytes], tuple[list[PodAffinityTerm], bool]] = {}
+        verdicts: dict[tuple[str, bytes, frozenset[tuple[str, str]]], tuple[list[PodAffinityTerm], bool]] = {}
         for node, other in _running(nodes, pods_by_node):
-            theirs = anti_terms(other)
+            theirs = _anti_digest(other)
             if not minds and not theirs:
                 continue
-            alike = (other.metadata.namespace, msgspec.json.encode((theirs, other.metadata.labels)))
+            alike = (other.metadata.namespace, theirs, frozenset(other.metadata.labels.items()))
             if alike not in verdicts:
                 is_near = bool(pro) and all(term_matches(term, of=pod, other=other, labels=labels) for term in pro)
                 apart = {term.topology_key: term for term in _keeping_apart(pod, other, labels)}
@@ -102,6 +100,11 @@ def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
     """Return the pod's required anti-affinity, of a pod without GPUs only the first terms."""
     anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
     return anti.required_during_scheduling_ignored_during_execution[:TERMS_MAX] if anti is not None else ()
+
+
+def _anti_digest(pod: Pod) -> bytes:
+    anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
+    return anti.terms_digest if anti is not None else b""
 
 
 def affinity_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:

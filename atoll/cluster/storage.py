@@ -2,9 +2,9 @@
 
 import msgspec
 
-from atoll.api.kept import without_excess
+from atoll.api.kept import ENTRIES_MAX, without_excess
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
-from atoll.cluster.objects import ENTRIES_MAX, LabelSelector, Metadata, NodeSelector, Resources
+from atoll.cluster.objects import LabelSelector, Metadata, NodeSelector, Resources
 
 
 class TopologyRow(msgspec.Struct, frozen=True, gc=False, rename="camel"):

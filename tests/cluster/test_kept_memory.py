@@ -11,7 +11,7 @@ import pytest
 from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
-from atoll.api.kept import KUEUE_WORKLOAD, LABELS_MAX, kept_annotations, kept_labels, without_excess
+from atoll.api.kept import ENTRIES_MAX, KUEUE_WORKLOAD, LABELS_MAX, kept_annotations, kept_labels, without_excess
 from atoll.cluster.allocations import pod_annotations_bytes
 from atoll.cluster.budgets import decode_budget
 from atoll.cluster.gangs.kueue_topology import KUEUE_ANNOTATIONS
@@ -95,6 +95,33 @@ def test_a_large_field_of_many_entries_counts_as_empty(decode: Callable[[bytes],
     finally:
         tracemalloc.stop()
     assert peak_bytes < 4 * len(raw)
+
+
+def test_no_more_than_one_entry_too_many_is_read_of_a_list() -> None:
+    """It tells whoever decodes the pod that something was left out; ports and resources have one bound for all."""
+    ports = [{"hostPort": port, "protocol": "TCP"} for port in range(8_000, 8_300)]
+    containers = [{"name": f"c{number}", "ports": ports, "image": "x"} for number in range(120)]
+    claims = [{"name": f"c{number}"} for number in range(2_000)]
+
+    cut = orjson.loads(without_excess(large_pod({"spec": {"containers": containers, "resourceClaims": claims}})))
+
+    assert cut["spec"]["resourceClaims"] == claims[: ENTRIES_MAX + 1]
+    whole, bare = (
+        [one for one in cut["spec"]["containers"] if ("ports" in one) is has_ports] for has_ports in (True, False)
+    )
+    assert whole + bare == [
+        *containers[: len(whole)],
+        *({"name": f"c{n}", "image": "x"} for n in range(len(whole), 120)),
+    ]
+    assert 200_000 < len(orjson.dumps([one["ports"] for one in whole])) < 300_000
+
+
+def test_a_pod_of_ordinary_lists_stays_as_it_is() -> None:
+    """However large its variables and messages make it."""
+    body = pod_json(gpus=2)
+    body["spec"]["containers"][0] |= {"env": [{"name": "A", "value": "x" * 200_000}], "ports": [{"hostPort": 1}]}
+    body["status"] = {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"name": "main"}]}
+    assert orjson.loads(without_excess(orjson.dumps(body))) == body
 
 
 @pytest.mark.parametrize("count", [2_000, 130_000])
