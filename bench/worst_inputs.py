@@ -102,6 +102,8 @@ def steps() -> Iterator[tuple[str, Step]]:
     claim: dict[str, Any] = claim_json()
     claim["metadata"] |= LABELS
     yield "watch: a claim's labels", watched(orjson.dumps(claim), GpuClaim.model_validate_json)
+    node = {"metadata": {"name": "n", "labels": {f"a{number:x}": "" for number in range(130_000)}}}
+    yield "watch: a node's labels", watched(orjson.dumps(node), decode_node)
     yield "kubelet's list: one chunk of labels", listed(large_pod(PODS["labels"]))
     yield f"{NODES} nodes with {NODES * PODS_PER_NODE} crowded pods", compared()
 

@@ -26,24 +26,38 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MANAGED = {f"f:{number:x}": {} for number in range(110_000)}
 TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "web"}}}
 ANTI = {"podAntiAffinity": {REQUIRED: many(12_000, TERM)}}
-READ = {
-    "tolerations": many(11_000, {"operator": "Exists"}),
-    "affinity": {"podAntiAffinity": {REQUIRED: many(2_300, TERM)}},
+KIB_254 = 254 * 1024
+MOST = {
+    "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}] * (KIB_254 // 3)}}},
+    "tolerations": [{}] * (KIB_254 // 3),
     "nodeSelector": {f"a{number:x}": "" for number in range(22_000)},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "z"}] * 8_000,
 }
-"""Fields of which each is just small enough to be read."""
+"""Fields of which each alone is just small enough to be read."""
+READ = {
+    "tolerations": many(4_000, {"operator": "Exists"}),
+    "affinity": {"podAntiAffinity": {REQUIRED: many(900, TERM)}},
+    "nodeSelector": {f"a{number:x}": "" for number in range(5_000)},
+}
+"""Fields that are read, in one pod."""
+OWNERS = {"ownerReferences": [{**OWNER, "uid": f"u{number:x}"} for number in range(22_000)]}
 PODS = {
     "labels": {"metadata": LABELS},
     "annotations like Atoll's": {"metadata": NOTES},
     "annotations like ranks": {"metadata": NUMBERS},
     "a long name of a claim": {"metadata": LONG_NAME},
-    "owners": {"metadata": {"ownerReferences": many(9_000, OWNER)}},
+    "owners": {"metadata": OWNERS},
     "tolerations": {"spec": {"tolerations": many(60_000, {"operator": "Exists"})}},
     "anti-affinity": {"spec": {"affinity": ANTI}},
     "containers": {"spec": {"containers": many(9_000, {"name": "c", "resources": {"requests": {"cpu": "1m"}}})}},
     "ports": {"spec": {"containers": [{"name": "c", "ports": [{"hostPort": port} for port in range(1, 60_000)]}]}},
     "node selector": {"spec": {"nodeSelector": LABELS["labels"]}},
     "as much as is read": {"spec": READ},
+    "large fields": {"spec": MOST},
+    "large fields and ports": {
+        "spec": {**MOST, "containers": [{"name": "c", "ports": [{"hostPort": 1}] * 14_000}]},
+        "metadata": {"annotations": {f"n{number}": str(number) for number in range(14_000)}},
+    },
     "short node selector": {"spec": {"nodeSelector": {f"a{number:x}": "" for number in range(130_000)}}},
     "empty terms": {"spec": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}] * 490_000}}}}},
     "managed fields": {"metadata": {"managedFields": [{"manager": "m", "fieldsV1": MANAGED}]}},

@@ -41,15 +41,15 @@ _DOMAINS: Final = (f"{names.GROUP}/", f"job.{names.GROUP}/", "kueue.x-k8s.io/")
 _EXCESS_BYTES: Final = 128 * 1024
 """Size as JSON from which on labels are cut before they are decoded; LABELS_MAX of the longest take less."""
 _OWN_LABEL: Final = re.compile(rb'"(?:%s)[^"\\]*":"[^"\\]*"' % "|".join(map(re.escape, _DOMAINS)).encode())
-_FIELD_BYTES: Final = 256 * 1024
-"""Size as JSON from which on a field of a spec counts as empty; the names of 5,000 nodes in a term of affinity are
-smaller."""
+_FIELDS_BYTES: Final = 256 * 1024
+"""Size as JSON up to which fields of a spec are read, the smallest first; the names of 5,000 nodes in a term of node
+affinity are smaller."""
 _LISTED: Final = frozenset(
     ("affinity", "nodeSelector", "overhead", "resources", "selector", "tolerations", "topologySpreadConstraints")
 )
 """Fields of a spec that may have so many small entries that to decode them takes longest."""
 ENTRIES_MAX: Final = 1024
-"""Entries kept of all lists and mappings of one large pod's spec, and of each list of its container statuses."""
+"""Entries kept of the containers of one large pod, of its affinity, and of each list of its container statuses."""
 _LONG: Final = frozenset(
     (
         *("containers", "initContainers", "resourceClaims", "schedulingGates", "volumes"),
@@ -57,9 +57,15 @@ _LONG: Final = frozenset(
     )
 )
 """Lists of a pod of which no more entries are decoded than are kept."""
-_OF_CONTAINERS: Final = frozenset(("allocatedResources", "ports", "resources"))
-"""Fields of a container or its status that may have many small entries."""
-_NOTHING: Final = msgspec.Raw(b"{}")
+_PORTS_BYTES: Final = 64 * 1024
+"""Size as JSON of the ports of all containers that are read, and of the resources in their statuses."""
+OWNERS_MAX: Final = 16
+_EMPTY: Final = {b"[": msgspec.Raw(b"[]"), b"{": msgspec.Raw(b"{}")}
+_APART: Final = msgspec.Raw(
+    b'{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"kubernetes.io/hostname",'
+    b'"labelSelector":{},"namespaceSelector":{}}]}}'
+)
+"""Stands for an affinity that is too large to read, which may keep any other pod off the node."""
 _Fields = dict[str, msgspec.Raw]
 
 
@@ -76,6 +82,23 @@ _decode_entries = at_any_depth(msgspec.json.Decoder(list[msgspec.Raw]).decode)
 _decode_fields = at_any_depth(msgspec.json.Decoder(_Fields).decode)
 
 
+class _Charged(msgspec.Struct, rename={"disk": "ephemeral-storage", "gpus": names.GPU_RESOURCE}):
+    """What a container takes from others, however much else it names."""
+
+    cpu: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    memory: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    disk: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    gpus: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _ChargedResources(msgspec.Struct):
+    requests: _Charged | msgspec.UnsetType = msgspec.UNSET
+    limits: _Charged | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_charged = at_any_depth(msgspec.json.Decoder(_ChargedResources).decode)
+
+
 def without_excess(raw: bytes, *, bytes_max: int = _EXCESS_BYTES) -> bytes:
     """Return an object of more than `bytes_max`, as JSON, without managed fields and most of what is too much to read.
 
@@ -90,36 +113,47 @@ def without_excess(raw: bytes, *, bytes_max: int = _EXCESS_BYTES) -> bytes:
         for fields in (sections.spec, sections.status):
             if isinstance(fields, dict):
                 _cut(fields)
-    except msgspec.DecodeError:
+        metadata = sections.metadata
+        metadata.pop("managedFields", None)
+        _cut_list(metadata, "ownerReferences", OWNERS_MAX)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return raw  # whoever decodes it says what is wrong
-    metadata = sections.metadata
-    metadata.pop("managedFields", None)
     if "labels" in metadata:
         metadata["labels"] = msgspec.Raw(_first_labels(bytes(metadata["labels"])))
     return msgspec.json.encode(sections)
 
 
 def _cut(fields: _Fields) -> None:
-    for name in _LISTED & fields.keys():
-        if len(bytes(fields[name])) > _FIELD_BYTES:
-            fields[name] = msgspec.Raw(b"[]") if bytes(fields[name]).startswith(b"[") else _NOTHING
+    room = _FIELDS_BYTES
+    for name in sorted(_LISTED & fields.keys(), key=lambda name: len(bytes(fields[name]))):
+        room -= len(bytes(fields[name]))
+        if room < 0:
+            fields[name] = _APART if name == "affinity" else _EMPTY.get(bytes(fields[name])[:1], fields[name])
     for name in _LONG & fields.keys():
-        if bytes(fields[name]).startswith(b"["):
-            fields[name] = msgspec.Raw(msgspec.json.encode(_first_entries(bytes(fields[name]))))
+        _cut_list(fields, name, ENTRIES_MAX + 1)
+        if bytes(fields[name]).startswith(b"[") and "ontainer" in name:
+            fields[name] = msgspec.Raw(msgspec.json.encode(_slim_containers(bytes(fields[name]))))
 
 
-def _first_entries(entries: bytes) -> list[_Fields]:
-    """The first entries of a list, and _FIELD_BYTES of the ports and resources of all of them."""
-    first = []
-    room = _FIELD_BYTES
-    for entry in _decode_entries(entries)[: ENTRIES_MAX + 1]:
-        fields = _decode_fields(bytes(entry))
-        for name in _OF_CONTAINERS & fields.keys():
-            room -= len(bytes(fields[name]))
-            if room < 0:
-                del fields[name]
-        first.append(fields)
-    return first
+def _cut_list(fields: _Fields, name: str, entries_max: int) -> None:
+    if name in fields and bytes(fields[name]).startswith(b"["):
+        fields[name] = msgspec.Raw(msgspec.json.encode(_decode_entries(bytes(fields[name]))[:entries_max]))
+
+
+def _slim_containers(entries: bytes) -> list[_Fields]:
+    """Containers, or their statuses, with as much of their ports and resources as is read."""
+    containers = [_decode_fields(bytes(entry)) for entry in _decode_entries(entries)]
+    ports_room, resources_room = _PORTS_BYTES, _FIELDS_BYTES
+    for fields in containers:
+        for name in ("allocatedResources", "ports"):
+            ports_room -= len(bytes(fields.get(name, b"")))
+            if ports_room < 0:
+                fields.pop(name, None)
+        resources = bytes(fields.get("resources", b""))
+        resources_room -= len(resources)
+        if resources_room < 0 and resources:
+            fields["resources"] = msgspec.Raw(msgspec.json.encode(_decode_charged(resources)))
+    return containers
 
 
 def _first_labels(labels: bytes) -> bytes:

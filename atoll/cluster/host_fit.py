@@ -43,6 +43,7 @@ VOLUME: Final = "volume in another zone"
 REASONS: Final = (NOT_READY, CORDONED, TAINTED, SELECTOR, AFFINITY, PORTS, VOLUME, NEIGHBOURS)
 
 PODS: Final = "pods"
+EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 the wildcard of the API
 RESIZE_PENDING: Final = "PodResizePending"
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 """Taint of a cordoned node: it comes and goes with the cordon."""
@@ -245,7 +246,7 @@ def host_ports(pod: Pod) -> tuple[tuple[str, str, int], ...]:
     """Return (protocol, address, port) that the pod opens on its host."""
     containers = (*pod.spec.containers, *(one for one in pod.spec.init_containers if one.restart_policy == "Always"))
     return tuple(
-        (port.protocol or "TCP", port.host_ip or "0.0.0.0", port.host_port)  # noqa: S104 the wildcard of the API
+        (port.protocol or "TCP", port.host_ip or EVERY_ADDRESS, port.host_port)
         for container in containers
         for port in container.ports
         if port.host_port > 0
@@ -254,13 +255,15 @@ def host_ports(pod: Pod) -> tuple[tuple[str, str, int], ...]:
 
 def ports_clash(pod: Pod, others: Iterable[Pod]) -> bool:
     """Tell whether a host port of the pod is taken by one of the others, on its address or on all of them."""
-    wanted = host_ports(pod)
+    wanted: dict[tuple[str, int], set[str]] = {}
+    for protocol, address, port in host_ports(pod):
+        wanted.setdefault((protocol, port), set()).add(address)
     return bool(wanted) and any(
-        protocol == taken_protocol and port == taken_port and (address == taken or "0.0.0.0" in (address, taken))  # noqa: S104
+        addresses and (taken == EVERY_ADDRESS or not addresses.isdisjoint((taken, EVERY_ADDRESS)))
         for other in others
         if not is_terminal(other)
-        for taken_protocol, taken, taken_port in host_ports(other)
-        for protocol, address, port in wanted
+        for protocol, taken, port in host_ports(other)
+        for addresses in (wanted.get((protocol, port)),)
     )
 
 

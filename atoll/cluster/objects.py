@@ -5,17 +5,26 @@ collector does not track them, which keeps thousands of pods small and cheap. Th
 always a patch of named fields. The models of the custom resources are in atoll.api.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import accumulate, islice
 from typing import Any
 
 import msgspec
 
+from atoll.api import names
 from atoll.api.depth import at_any_depth
-from atoll.api.kept import ENTRIES_MAX, kept_annotations, kept_labels, without_excess
+from atoll.api.kept import ENTRIES_MAX, OWNERS_MAX, kept_annotations, kept_labels, without_excess
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
+from atoll.cluster.quantities import parse_amount
 
+FIELD_ENTRIES_MAX = 256
+"""Entries kept of each field of a large pod's spec but its containers and its affinity."""
+RESTART_POLICIES_MAX = 4
 CONDITIONS_MAX = 64
-OWNERS_MAX = 16
+MORE_CONTAINERS = "more containers"
+"""Stands for containers of a large pod, or for statuses of them, that are not kept."""
 
 
 class Present(msgspec.Struct, frozen=True, gc=False):
@@ -392,7 +401,7 @@ def _bounded(pod: Pod) -> Pod:
     """Return the pod without what makes it large. Statuses that are left out stand as a container that has not ended,
     and conditions as a pod that goes on."""
     status = {
-        name: first(getattr(pod.status, name), entries_max=ENTRIES_MAX, more=(ContainerStatus("more containers"),))
+        name: first(getattr(pod.status, name), entries_max=ENTRIES_MAX, more=(ContainerStatus(MORE_CONTAINERS),))
         for name in ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
     }
     status["conditions"] = first(
@@ -402,13 +411,77 @@ def _bounded(pod: Pod) -> Pod:
     owners = first(pod.metadata.owner_references, entries_max=OWNERS_MAX)
     return Pod(
         msgspec.structs.replace(pod.metadata, owner_references=owners),
-        first(pod.spec, entries_max=ENTRIES_MAX),
+        _bounded_spec(pod.spec),
         msgspec.structs.replace(pod.status, **texts, **status),
     )
 
 
-decode_node = msgspec.json.Decoder(Node).decode
-decode_lease = msgspec.json.Decoder(Lease).decode
+def _bounded_spec(spec: PodSpec) -> PodSpec:
+    """Return the spec with what others are charged for, and the first entries of every other field by itself."""
+    fields = {name: first(getattr(spec, name), entries_max=FIELD_ENTRIES_MAX) for name in spec.__struct_fields__}
+    fields["affinity"] = first(spec.affinity, entries_max=ENTRIES_MAX)
+    fields["containers"] = _bounded_containers(spec.containers)
+    fields["init_containers"] = _bounded_containers(spec.init_containers)
+    return PodSpec(**fields)
+
+
+def _bounded_containers(containers: tuple[Container, ...]) -> tuple[Container, ...]:
+    """Return the first containers, and one more of each restart policy that is charged what all others are."""
+    slim = [_slim(one) for one in containers]
+    ends = accumulate(1 + len(one.ports) + len(one.resources.requests) + len(one.resources.limits) for one in slim)
+    kept = sum(1 for end in ends if end <= ENTRIES_MAX)
+    others: dict[str | None, list[Container]] = {}
+    for one in slim[kept:]:
+        others.setdefault(one.restart_policy, []).append(one)
+    return (*slim[:kept], *(_as_one(policy, alike) for policy, alike in list(others.items())[:RESTART_POLICIES_MAX]))
+
+
+def _slim(container: Container) -> Container:
+    """Return a container without ports that are not the host's and amounts of 0, unless they are a mark of Atoll's."""
+    asked = container.resources
+    taken = {name for part in (asked.limits, asked.requests) for name, one in part.items() if parse_amount(name, one)}
+    requests, limits = (
+        {name: one for name, one in part.items() if name in taken or name.startswith(names.GROUP)}
+        for part in (asked.requests, asked.limits)
+    )
+    ports = tuple(port for port in container.ports if port.host_port > 0)
+    return Container(container.name[:TEXT_MAX], Resources(requests, limits), container.restart_policy, ports)
+
+
+def _as_one(restart_policy: str | None, containers: Sequence[Container]) -> Container:
+    """Return one container that takes as much as all of these together. That is more than init containers take that run
+    one after the other; no machine runs so many."""
+    total: Counter[str] = Counter()
+    for one in containers:
+        for name, amount in {**one.resources.limits, **one.resources.requests}.items():
+            total[name] += parse_amount(name, amount)
+    first_names = sorted(total, key=lambda name: ("/" in name, name))[:FIELD_ENTRIES_MAX]
+    amounts: dict[str, str | int | float] = {
+        name: f"{total[name]}m" if name == "cpu" else total[name] for name in first_names
+    }
+    ports = tuple(islice((port for one in containers for port in one.ports), ENTRIES_MAX))
+    return Container(MORE_CONTAINERS, Resources(amounts, {}), restart_policy, ports)
+
+
+_decode_whole_node = at_any_depth(msgspec.json.Decoder(Node).decode)
+_decode_whole_lease = at_any_depth(msgspec.json.Decoder(Lease).decode)
+_decode_whole_namespace = at_any_depth(msgspec.json.Decoder(Namespace).decode)
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
-decode_namespace = msgspec.json.Decoder(Namespace).decode
+
+
+def decode_node(raw: bytes) -> Node:
+    """Read a node."""
+    return _decode_whole_node(without_excess(raw))
+
+
+def decode_lease(raw: bytes) -> Lease:
+    """Read a Lease."""
+    return _decode_whole_lease(without_excess(raw))
+
+
+def decode_namespace(raw: bytes) -> Namespace:
+    """Read a namespace."""
+    return _decode_whole_namespace(without_excess(raw))
+
+
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

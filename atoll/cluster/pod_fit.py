@@ -6,6 +6,7 @@ gang's own templates say of one another: how many members a domain may take, and
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from atoll.cluster.labels import selects
@@ -14,8 +15,8 @@ from atoll.cluster.pods import is_terminal
 
 NEIGHBOURS: Final = "pod affinity"
 TERMS_MAX: Final = 32
-"""What the policy atoll-sizes allows a pod with GPUs. Of other pods further terms are left to kube-scheduler: each is
-compared with every waiting pod."""
+"""What the policy atoll-sizes allows a pod with GPUs. Other pods may have more, but each is compared with every waiting
+pod."""
 Domain = tuple[str, str]
 NamespaceLabels = Mapping[str, Mapping[str, str]]
 
@@ -97,9 +98,14 @@ def _keeping_apart(pod: Pod, other: Pod, labels: NamespaceLabels) -> list[PodAff
 
 
 def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
-    """Return the pod's required anti-affinity, of a pod without GPUs only the first terms."""
+    """Return the pod's required anti-affinity; terms beyond TERMS_MAX count as if they meant every pod."""
     anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
-    return anti.required_during_scheduling_ignored_during_execution[:TERMS_MAX] if anti is not None else ()
+    terms = anti.required_during_scheduling_ignored_during_execution if anti is not None else ()
+    if len(terms) <= TERMS_MAX:
+        return terms
+    keys = dict.fromkeys(term.topology_key for term in terms[TERMS_MAX:])
+    everybody = (PodAffinityTerm(key, LabelSelector(), namespace_selector=LabelSelector()) for key in keys)
+    return (*terms[:TERMS_MAX], *islice(everybody, TERMS_MAX))
 
 
 def _anti_digest(pod: Pod) -> bytes:

@@ -45,6 +45,8 @@ Params = Mapping[str, str | int]
 Body = Mapping[str, object] | Sequence[Mapping[str, object]] | bytes
 
 CONNECT_SECONDS = 5.0
+LARGE_BYTES = 64 * 1024
+"""Size of an object of a list after which others get a turn on the event loop."""
 CONNECTIONS_MAX = 48
 """Watches keep six of them; a burst shares the others instead of paying for a handshake per request."""
 KEEPALIVE_SECONDS = 60.0
@@ -306,10 +308,15 @@ class ApiClient:
     async def _list_once(
         self, path: str, decode: Callable[[bytes], T], *, params: Params, page_size: int
     ) -> Listing[T]:
-        whole: Listing[T] = Listing([], "")
+        items: list[T] = []
+        version = ""
         async for page in self.pages(path, params=params, page_size=page_size):
-            whole = Listing([*whole.items, *map(at_any_depth(decode), page.items)], page.resource_version)
-        return whole
+            version = page.resource_version
+            for raw in page.items:
+                items.append(at_any_depth(decode)(raw))
+                if len(raw) > LARGE_BYTES:
+                    await asyncio.sleep(0)
+        return Listing(items, version)
 
     async def _send_until_answered(self, call: _Call, *, may_retry: bool, deadline: float) -> bytes:
         backoff = Backoff(self._rng)

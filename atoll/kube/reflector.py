@@ -29,7 +29,7 @@ import structlog
 
 from atoll.api.depth import at_any_depth
 from atoll.kube.cache import Cache, Change, Key, T, is_older
-from atoll.kube.client import ApiClient
+from atoll.kube.client import LARGE_BYTES, ApiClient
 from atoll.kube.clock import Clock, end, within
 from atoll.kube.errors import ApiError, Gone, KubeError, MalformedAnswer, Unanswered, api_error, truncate
 from atoll.kube.limits import Backoff
@@ -204,6 +204,8 @@ class Reflector(Generic[T]):
             version = page.resource_version
             for raw in page.items:
                 self._observe("ADDED", raw)
+                if len(raw) > LARGE_BYTES:
+                    await asyncio.sleep(0)
         self._finish_listing(version)
 
     async def _check_position(self) -> None:

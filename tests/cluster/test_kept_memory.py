@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -13,13 +14,28 @@ from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.kept import ENTRIES_MAX, KUEUE_WORKLOAD, LABELS_MAX, kept_annotations, kept_labels, without_excess
 from atoll.cluster.allocations import pod_annotations_bytes
+from atoll.cluster.bounded import LARGE_BYTES
 from atoll.cluster.budgets import decode_budget
 from atoll.cluster.gangs.kueue_topology import KUEUE_ANNOTATIONS
-from atoll.cluster.objects import ContainerStatus, decode_node, decode_pod
+from atoll.cluster.host_fit import host_ports, needs
+from atoll.cluster.objects import ContainerStatus, Pod, decode_namespace, decode_node, decode_pod
+from atoll.cluster.pod_fit import PodNeighbours
+from atoll.cluster.pods import device_counts, has_own_counts
 from atoll.cluster.release import has_ended
 from atoll.cluster.storage import decode_volume_claim
 from tests.builders import claim_json, pod_json
-from tests.worst_inputs import LABELS, LONG_NAME, NOTES, NUMBERS, OBJECT_BYTES_MAX, PODS, large_pod, many
+from tests.worst_inputs import (
+    LABELS,
+    LONG_NAME,
+    NOTES,
+    NUMBERS,
+    OBJECT_BYTES_MAX,
+    PODS,
+    REQUIRED,
+    TERM,
+    large_pod,
+    many,
+)
 
 KEPT_BYTES_MAX = 400_000
 """The controllers may use 1 GiB: 2,000 such objects are more than etcd's quota of 2 GiB holds."""
@@ -53,11 +69,12 @@ def test_no_pod_fills_the_memory(parts: dict[str, dict[str, Any]]) -> None:
     [
         (decode_pod, pod_json(gpus=1)),
         (decode_node, {"metadata": {"name": "n1"}}),
+        (decode_namespace, {"metadata": {"name": "team"}}),
         (decode_volume_claim, {"metadata": {"name": "data"}}),
         (GpuClaim.model_validate_json, claim_json()),
         (GpuGang.model_validate_json, {"metadata": {"name": "g"}, "spec": {"podSets": [{"name": "w", "count": 1}]}}),
     ],
-    ids=["pod", "node", "volume claim", "GpuClaim", "GpuGang"],
+    ids=["pod", "node", "namespace", "volume claim", "GpuClaim", "GpuGang"],
 )
 def test_labels_and_annotations_that_nobody_reads_are_not_kept(
     decode: Callable[[bytes], Any], body: dict[str, Any]
@@ -98,7 +115,7 @@ def test_a_large_field_of_many_entries_counts_as_empty(decode: Callable[[bytes],
 
 
 def test_no_more_than_one_entry_too_many_is_read_of_a_list() -> None:
-    """It tells whoever decodes the pod that something was left out; ports and resources have one bound for all."""
+    """It tells whoever decodes the pod that something was left out; ports have one bound for all containers."""
     ports = [{"hostPort": port, "protocol": "TCP"} for port in range(8_000, 8_300)]
     containers = [{"name": f"c{number}", "ports": ports, "image": "x"} for number in range(120)]
     claims = [{"name": f"c{number}"} for number in range(2_000)]
@@ -106,14 +123,71 @@ def test_no_more_than_one_entry_too_many_is_read_of_a_list() -> None:
     cut = orjson.loads(without_excess(large_pod({"spec": {"containers": containers, "resourceClaims": claims}})))
 
     assert cut["spec"]["resourceClaims"] == claims[: ENTRIES_MAX + 1]
-    whole, bare = (
-        [one for one in cut["spec"]["containers"] if ("ports" in one) is has_ports] for has_ports in (True, False)
-    )
-    assert whole + bare == [
-        *containers[: len(whole)],
-        *({"name": f"c{n}", "image": "x"} for n in range(len(whole), 120)),
+    whole = 64 * 1024 // len(orjson.dumps(ports))
+    bare = [{"name": one["name"], "image": "x"} for one in containers[whole:]]
+    assert cut["spec"]["containers"] == [*containers[:whole], *bare]
+
+
+NOTHING_ASKED = {f"a{number:x}.example/x": "0" for number in range(2_000)}
+LAST = {"name": "last", "resources": {"requests": {"cpu": "60", "memory": "400Gi"}}}
+SMALL = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [{"name": "c", "ports": [{"containerPort": port} for port in range(1, 2_000)]}, LAST]},
+        {"containers": [{"name": "c", "resources": {"requests": NOTHING_ASKED}}, LAST]},
+        {"containers": [{"name": "c", "resources": {"requests": {**NOTHING_ASKED, "cpu": "60"}}}]},
+        {"containers": [*({"name": "c", "resources": {"requests": NOTHING_ASKED}} for _ in range(20)), LAST]},
+        {"containers": [*({"name": f"c{number}", "resources": SMALL} for number in range(500)), LAST]},
+        {"containers": [LAST], "tolerations": many(3_000, {"operator": "Exists"}), "overhead": {"cpu": "1"}},
+        {"containers": [LAST], "nodeSelector": SHORT, "overhead": {"cpu": "1"}},
+        {"containers": [LAST], "initContainers": [{**LAST, "restartPolicy": "Always"} for _ in range(400)]},
+    ],
+    ids=["ports", "amounts of 0", "amounts of 0 beside others", "amounts of 0 above any bound", "many containers",
+         "tolerations", "a node selector above any bound", "many sidecars"],
+)  # fmt: skip
+def test_what_a_large_pod_takes_from_others_stays_known(spec: dict[str, Any]) -> None:
+    """Whoever hides it makes a node look free, and others would be evicted there, or placed, for nothing."""
+    raw = large_pod({"spec": spec, "status": {"phase": "Running"}})
+    assert len(raw) > LARGE_BYTES
+    taken = needs(msgspec.json.decode(raw, type=Pod))
+    assert {name: amount for name, amount in needs(decode_pod(raw)).items() if amount} == {
+        name: amount for name, amount in taken.items() if amount
+    }
+
+
+def test_a_large_pod_keeps_its_ports_and_counts_of_gpus() -> None:
+    """Whatever other containers have; and a limit that a request of 0 replaces stays replaced."""
+    ports = [{"containerPort": 1, "hostPort": port} for port in range(1, 500)]
+    asks = {"requests": {names.GPU_RESOURCE: "8", "cpu": "0"}, "limits": {names.GPU_RESOURCE: "8", "cpu": "4"}}
+    others = {"limits": {names.GPU_RESOURCE: "0"}}
+    containers = [
+        {"name": "a", "resources": others, "ports": [{"containerPort": port} for port in range(1, 2_000)]},
+        {"name": "b", "resources": asks, "ports": ports},
     ]
-    assert 200_000 < len(orjson.dumps([one["ports"] for one in whole])) < 300_000
+    raw = large_pod({"spec": {"containers": containers}})
+    plain, kept = msgspec.json.decode(raw, type=Pod), decode_pod(raw)
+    assert host_ports(kept) == host_ports(plain)
+    assert device_counts(kept) == device_counts(plain) == (("b", 8),)
+    assert has_own_counts(kept)
+    assert needs(kept)["cpu"] == 0
+
+
+def test_an_affinity_too_large_to_read_keeps_others_off_its_node() -> None:
+    """It may be that it keeps every pod away; kube-scheduler, which reads it, would refuse whoever is placed there."""
+    many_terms = {"podAntiAffinity": {REQUIRED: many(3_000, TERM)}}
+    there = decode_pod(large_pod({"spec": {"affinity": many_terms}, "status": {"phase": "Running"}}))
+    node = decode_node(orjson.dumps({"metadata": {"name": "n", "labels": {"kubernetes.io/hostname": "n"}}}))
+    anybody = decode_pod(orjson.dumps(pod_json("anybody")))
+    assert PodNeighbours.of(anybody, [node], {"n": [there]}, {}).refuse(node)
+
+
+@pytest.mark.parametrize("text", [b'{"metadata":{"\xff":1}}', b'{"metadata":{"name":"x"},"spec":{"\xe9":{}}}'])
+def test_a_key_that_is_no_text_is_passed_on(text: bytes) -> None:
+    """Whoever decodes it says what is wrong with it."""
+    assert without_excess(text + b" " * 200_000) == text + b" " * 200_000
 
 
 def test_a_pod_of_ordinary_lists_stays_as_it_is() -> None:
@@ -197,6 +271,16 @@ def test_what_is_no_object_is_passed_on(text: str) -> None:
     """Whoever decodes it says what is wrong with it."""
     raw = text.encode() + b" " * 200_000
     assert without_excess(raw) == raw
+
+
+def test_containers_left_out_of_a_spec_prove_no_end() -> None:
+    """The kubelet told of some of its containers; the others may still run."""
+    over = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-31T12:00:00Z"}}
+    spec = {"containers": [{"name": f"c{number}"} for number in range(3_000)]}
+    statuses = [{"name": f"c{number}", "state": over} for number in range(ENTRIES_MAX)]
+    ready = [{"type": "Ready", "status": "False", "reason": "PodFailed"}]
+    status = {"phase": "Failed", "containerStatuses": statuses, "conditions": ready}
+    assert not has_ended(decode_pod(large_pod({"spec": spec, "status": status})))
 
 
 def test_a_text_too_long_is_cut_and_counted() -> None:
