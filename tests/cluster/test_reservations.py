@@ -181,6 +181,16 @@ def test_time_decides_whether_it_holds_anything(
     assert bool(floor.leases(make_reservation_object())) == (phase is ReservationPhase.ACTIVE)
 
 
+def test_what_exceeds_a_smaller_shape_is_given_back() -> None:
+    """All that is idle, where pods use as much as the new shape has; what they use stays theirs."""
+    floor = Floor("n1")
+    begun = floor.settle(make_reservation_object(4)).status
+    (record,) = floor.use(user(), make_reservation_object(4, status=begun.to_json()))
+    decision = floor.settle(make_reservation_object(1, status=begun.to_json()))
+    assert len(decision.released) == 3
+    assert floor.leases(make_reservation_object(1)) == [floor.ledger.leases[record.lease_name]]
+
+
 def test_what_nobody_uses_is_given_back_for_good() -> None:
     """Counted from the last use; a pod that comes too late does not bring it back."""
     floor, timeout = Floor("n1"), 60

@@ -6,6 +6,8 @@ from typing import Any
 from atoll.api import names
 from atoll.cluster.foreign import ForeignUse
 from atoll.cluster.foreign_mismatches import TOLD_MAX, Mismatch, complaint
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import WatchedKind
 from tests.builders import make_allocation, make_pod, pod_json, report_json, uuid_of
 from tests.controllers.harness import (
     PODS,
@@ -59,6 +61,10 @@ async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None
         told = {name for reason, name in running.notes.recorded if reason == names.REASON_FOREIGN_USE}
         assert told == {"n1", "plain", "ours"}
         assert gpus_in_foreign_use(running) == 2
+        plain, elsewhere = running.mirror.pods.by_uid["plain"], make_pod("x", node="n2")
+        affected = running.reconciler("foreign").affected
+        assert tuple(affected(WatchedKind.POD, Change(ChangeKind.MODIFIED, plain, plain))) == ("n1",)
+        assert tuple(affected(WatchedKind.POD, Change(ChangeKind.MODIFIED, elsewhere, elsewhere))) == ()
         count = len(running.notes.recorded)
 
         show(running, 2, ours=(0,), plain=(0, 3))

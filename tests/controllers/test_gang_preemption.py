@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from atoll.api import names
 from atoll.kube.mirror import ClusterMirror
@@ -21,7 +22,7 @@ from tests.cluster.gangs.builders import make_gang
 from tests.cluster.gangs.test_replacements import PLACES, Ground
 from tests.controllers.gang_harness import FULL, GANGS, GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import CLAIMS, PODS, REPORTS, strip_version
-from tests.fakes.api_server import answering
+from tests.fakes.api_server import answering, status
 from tests.fakes.clock import ManualClock, until
 
 SOON: dict[str, Any] = {"preemption_delay_seconds": 0.0, "gang_hold_after_seconds": 0.0}
@@ -136,6 +137,25 @@ async def test_idle_gpus_are_combined_with_those_of_victims(tmp_path: Path) -> N
         await settled(running, lambda: is_let_go(made, "high", 3), seconds=20)
 
         assert evicted(running) == {"mild"}
+
+
+async def test_an_eviction_that_was_refused_is_tried_again(tmp_path: Path) -> None:
+    """A disruption budget that allowed the trial may be spent by somebody else a moment later."""
+    refused: list[str] = []
+
+    def refuse_once(_method: str, path: str, body: Any) -> web.Response | None:
+        if not path.endswith("/eviction") or body["deleteOptions"].get("dryRun") or refused:
+            return None
+        refused.append(path)
+        return status(429, "TooManyRequests")
+
+    async with cluster() as made, term(made, tmp_path, settings=SOON) as running:
+        await run_single(made, running, "mild", 0, 1, 2, 3)
+        made.server.intercept(refuse_once)
+        add_gang(made, "high", 1, gpus=8, priority=10)
+        await wait_evicted(made, running, "mild")
+        await settled(running, lambda: is_let_go(made, "high", 1), seconds=20)
+    assert refused == [f"{PODS}/mild/eviction"]
 
 
 @pytest.mark.parametrize("options", [{"priority": 0}, {"priority": 10, "preemptionPolicy": "Never"}])

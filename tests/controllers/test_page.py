@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import json
+import math
 import re
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
@@ -19,9 +21,9 @@ from atoll.api import names
 from atoll.cluster.gangs.membership import gang_key
 from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
-from atoll.explain.overview import USE_UNKNOWN
+from atoll.explain.overview import USE_UNKNOWN, Overview, WaitingLine
 from atoll.explain.snapshot import ClusterSnapshot
-from atoll.explain.wording import explanation_json, sentence
+from atoll.explain.wording import explanation_json, group_text, sentence
 from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
@@ -256,10 +258,14 @@ async def test_question_is_answered_by_the_functions_of_explain(page: Page) -> N
         sentence(one, scene, found.pod) for one in told.help.proposals
     ]
     assert answer["proposals"]
-    assert (len(answer["groups"]), answer["groupsLeftOut"]) == (
-        len(explanation_json(told, scene, found.pod)["groups"]),
-        0,
-    )
+    groups = explanation_json(told, scene, found.pod)["groups"]
+    assert answer["groupsLeftOut"] == 0
+    assert [one["text"] for one in answer["groups"]] == [
+        group_text(len(one["nodes"]), one["standing"], one["reason"], one["others"]) for one in groups
+    ]
+    assert [node.partition(":")[0] for one in answer["groups"] for node in one["nodes"]] == [
+        node["node"] for one in groups for node in one["nodes"]
+    ]
     assert (await page.client.get("/page/pods/team/nobody")).status == 404
     assert (await page.client.get("/page/pods/team/%3Cb%3E")).status == 404
 
@@ -358,6 +364,16 @@ def test_waiting_list_is_cut_and_counted() -> None:
     told = msgspec.json.decode(view_changes(None, view) or b"")
     assert (len(told["waiting"]), told["waitingCount"]) == (WAITING_MAX, WAITING_MAX + 50)
     assert view_changes(view, view) is None
+
+
+def test_a_waiting_pod_is_shown_since_when_it_waits() -> None:
+    """As a moment, which stays the same from view to view; nothing for a pod of which that is not known."""
+    lines = tuple(WaitingLine("team/p", 1, seconds, "busy") for seconds in (90.0, math.inf))
+    told = msgspec.json.decode(view_changes(None, view_of(Overview("2026-01-31T12:00:00Z", (), lines))) or b"")
+    assert [one["since"] for one in told["waiting"]] == [
+        datetime(2026, 1, 31, 11, 58, 30, tzinfo=UTC).timestamp(),
+        None,
+    ]
 
 
 @pytest.mark.parametrize("path", [*FILES, "/page/events", "/page/pods/team/nobody", "/nothing", "/page/pods/x"])

@@ -14,8 +14,9 @@ from atoll.api import names
 from atoll.cluster.leases import RESERVATION_NAMESPACE, Holder, parse_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_lease, decode_pod
+from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound
-from atoll.kube.mirror import ClusterMirror
+from atoll.kube.mirror import ClusterMirror, WatchedKind
 from controllers.claims import ClaimReconciler
 from controllers.context import Context
 from controllers.leases.orphans import SKEW_SECONDS, OrphanReconciler
@@ -108,6 +109,18 @@ async def test_a_reservation_that_is_renewed_lasts_from_then_on_by_our_own_clock
     await clock.advance(6.0)
     assert await orphans.reconcile(HOLDER.uid) == 1.0
     api.patch.assert_not_called()
+
+
+async def test_a_pod_that_changes_is_looked_at_while_it_holds_a_lease() -> None:
+    """It may have been bound, or fenced off, by that change."""
+    ledger = Ledger()
+    orphans = orphans_of(ledger, AsyncMock(), ManualClock())
+    pod = ledger.pods[HOLDER.uid]
+    change = Change(ChangeKind.MODIFIED, pod, pod)
+    assert tuple(orphans.affected(WatchedKind.POD, change)) == ()
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    assert tuple(orphans.affected(WatchedKind.POD, change)) == (HOLDER.uid,)
+    assert tuple(orphans.affected(WatchedKind.POD, Change(ChangeKind.DELETED, pod, pod))) == ()
 
 
 async def test_a_reservation_that_ended_by_itself_costs_its_pod_no_write() -> None:
