@@ -168,7 +168,11 @@ def test_holder_is_read_as_written() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0", 0), ("512", 512), ("1k", 1000), ("1Ki", 1024), ("40Gi", 40 * 2**30), ("80G", 80 * 10**9), ("2Ti", 2**41)],
+    [
+        *(("0", 0), ("512", 512), ("40Gi", 40 * 2**30), ("80G", 80 * 10**9)),
+        *((f"1{suffix}", 1000**power) for power, suffix in enumerate("kMGT", start=1)),
+        *((f"1{suffix}i", 1024**power) for power, suffix in enumerate("KMGT", start=1)),
+    ],
 )
 def test_quantity_is_exact(text: str, expected: int) -> None:
     """A claim, a model and a report agree to the byte."""

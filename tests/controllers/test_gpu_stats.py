@@ -1,6 +1,7 @@
 """The controllers' gauges: no values until the mirror is complete, then the ledger's numbers."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import cast
 
@@ -67,6 +68,26 @@ def test_leases_are_counted() -> None:
 
     counts = [told[f"atoll_controllers_leases{which}",] for which in ("", "_in_doubt", "_unreadable")]
     assert counts == [2.0, 1.0, 1.0]
+
+
+def test_what_fits_and_how_long_somebody_waits_is_told() -> None:
+    """The largest request that a free node takes, by model and policy; the age of the pod that has waited longest."""
+    clock, mirror, metrics = ManualClock(), LateMirror(complete=True), Metrics("controllers")
+    GpuStatsPublisher(metrics, cast("ClusterMirror", mirror), clock)
+    mirror.ledger.put_report(make_report("n1", "t4-4"))
+    mirror.ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)
+    mirror.ledger.put_pod(make_pod("a", uid="a", node="n1", allocation=make_allocation("n1", 0)))
+    created = (clock.now() - timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    waits = make_pod("waits", uid="waits", gpus=8)
+    metadata = msgspec.structs.replace(waits.metadata, creation_timestamp=created)
+    mirror.ledger.put_pod(msgspec.structs.replace(waits, metadata=metadata))
+
+    metrics.refresh()
+
+    told = samples(metrics)
+    asks = {value for (name, *_), value in told.items() if name == "atoll_controllers_largest_ask_gpus"}
+    assert asks == {3.0}
+    assert 90 <= told["atoll_controllers_oldest_waiting_pod_seconds",] < 92
 
 
 def test_machines_are_counted_by_phase() -> None:

@@ -52,6 +52,18 @@ async def test_the_pod_on_a_gpu_that_falls_ill_is_told_once(tmp_path: Path) -> N
         )
 
 
+async def test_a_node_that_needs_draining_is_told_of_once(tmp_path: Path) -> None:
+    """The driver asks for a reboot: its administrator is told, and not again with the next report of the same."""
+    fatal = XID_79 | {"kind": IncidentKind.RECOVERY.value, "code": 2}
+    async with running_controllers(tmp_path, report) as running:
+        report(running.server, incidents={3: [fatal]})
+        await until(lambda: (names.REASON_NODE_NEEDS_DRAIN, "n1") in running.notes.recorded)
+        report(running.server, incidents={3: [fatal | {"count": 2}]})
+        report(running.server)
+        await until(lambda: (names.REASON_GPU_WELL, "n1") in running.notes.recorded)
+        assert running.notes.recorded.count((names.REASON_NODE_NEEDS_DRAIN, "n1")) == 1
+
+
 async def test_the_pod_on_a_gpu_that_the_report_names_no_more_is_told(tmp_path: Path) -> None:
     """A MIG instance that was undone, or a card that was replaced, under a running pod: its holder is told. Nobody is
     told of one that nobody holds."""
