@@ -82,20 +82,17 @@ _decode_entries = at_any_depth(msgspec.json.Decoder(list[msgspec.Raw]).decode)
 _decode_fields = at_any_depth(msgspec.json.Decoder(_Fields).decode)
 
 
-class _Charged(msgspec.Struct, rename={"disk": "ephemeral-storage", "gpus": names.GPU_RESOURCE}):
-    """What a container takes from others, however much else it names."""
-
-    cpu: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    memory: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    disk: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    gpus: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class _ChargedResources(msgspec.Struct):
-    requests: _Charged | msgspec.UnsetType = msgspec.UNSET
-    limits: _Charged | msgspec.UnsetType = msgspec.UNSET
-
-
+_CHARGED: Final = ("cpu", "memory", "ephemeral-storage", names.GPU_RESOURCE)
+"""What a container takes from others, however much else it names."""
+_Charged = msgspec.defstruct(
+    "_Charged",
+    [(f"amount_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(len(_CHARGED))],
+    rename={f"amount_{number}": resource for number, resource in enumerate(_CHARGED)},
+)
+_ChargedResources = msgspec.defstruct(
+    "_ChargedResources",
+    [(part, _Charged | msgspec.UnsetType, msgspec.UNSET) for part in ("requests", "limits")],
+)
 _decode_charged = at_any_depth(msgspec.json.Decoder(_ChargedResources).decode)
 
 
