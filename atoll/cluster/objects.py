@@ -439,13 +439,15 @@ def _bounded_containers(containers: tuple[Container, ...]) -> tuple[Container, .
 def _slim(container: Container) -> Container:
     """Return a container without ports that are not the host's and amounts of 0, unless they are a mark of Atoll's."""
     asked = container.resources
+    if not (asked.requests or asked.limits or container.ports):
+        return container
     taken = {name for part in (asked.limits, asked.requests) for name, one in part.items() if parse_amount(name, one)}
     requests, limits = (
         {name: one for name, one in part.items() if name in taken or name.startswith(names.GROUP)}
         for part in (asked.requests, asked.limits)
     )
     ports = tuple(port for port in container.ports if port.host_port > 0)
-    return Container(container.name[:TEXT_MAX], Resources(requests, limits), container.restart_policy, ports)
+    return Container(container.name, Resources(requests, limits), container.restart_policy, ports)
 
 
 def _as_one(restart_policy: str | None, containers: Sequence[Container]) -> Container:
