@@ -37,7 +37,7 @@ from atoll.kube.errors import (
     api_error,
     truncate,
 )
-from atoll.kube.limits import Backoff, RetryBudget, TokenBucket
+from atoll.kube.limits import Backoff, RetryBudget, TokenBucket, in_turns
 from atoll.kube.patches import MERGE_PATCH
 
 T = TypeVar("T")
@@ -45,8 +45,6 @@ Params = Mapping[str, str | int]
 Body = Mapping[str, object] | Sequence[Mapping[str, object]] | bytes
 
 CONNECT_SECONDS = 5.0
-LARGE_BYTES = 64 * 1024
-"""Size of an object of a list after which others get a turn on the event loop."""
 CONNECTIONS_MAX = 48
 """Watches keep six of them; a burst shares the others instead of paying for a handshake per request."""
 KEEPALIVE_SECONDS = 60.0
@@ -308,14 +306,10 @@ class ApiClient:
     async def _list_once(
         self, path: str, decode: Callable[[bytes], T], *, params: Params, page_size: int
     ) -> Listing[T]:
-        items: list[T] = []
-        version = ""
+        items, version = list[T](), ""
         async for page in self.pages(path, params=params, page_size=page_size):
             version = page.resource_version
-            for raw in page.items:
-                items.append(at_any_depth(decode)(raw))
-                if len(raw) > LARGE_BYTES:
-                    await asyncio.sleep(0)
+            items += [at_any_depth(decode)(raw) async for raw in in_turns(page.items)]
         return Listing(items, version)
 
     async def _send_until_answered(self, call: _Call, *, may_retry: bool, deadline: float) -> bytes:

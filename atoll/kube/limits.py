@@ -1,12 +1,23 @@
-"""Rate limits and retry budgets of one component's calls to the API server. The clock is passed in."""
+"""Rate limits and retry budgets of one component's calls to the API server, and turns of the event loop between large
+answers. The clock is passed in."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 30.0
+LARGE_BYTES = 64 * 1024
+
+
+async def in_turns(objects: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield the objects of a page; after each large one whatever else waits on the event loop has a turn."""
+    for raw in objects:
+        yield raw
+        if len(raw) > LARGE_BYTES:
+            await asyncio.sleep(0)
 
 
 class TokenBucket:

@@ -29,10 +29,10 @@ import structlog
 
 from atoll.api.depth import at_any_depth
 from atoll.kube.cache import Cache, Change, Key, T, is_older
-from atoll.kube.client import LARGE_BYTES, ApiClient
+from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock, end, within
 from atoll.kube.errors import ApiError, Gone, KubeError, MalformedAnswer, Unanswered, api_error, truncate
-from atoll.kube.limits import Backoff
+from atoll.kube.limits import Backoff, in_turns
 from atoll.kube.watch_events import (
     INITIAL_EVENTS_END,
     EventMeta,
@@ -202,10 +202,8 @@ class Reflector(Generic[T]):
         version = ""
         async for page in self._client.pages(self._path, params=self._selectors):
             version = page.resource_version
-            for raw in page.items:
+            async for raw in in_turns(page.items):
                 self._observe("ADDED", raw)
-                if len(raw) > LARGE_BYTES:
-                    await asyncio.sleep(0)
         self._finish_listing(version)
 
     async def _check_position(self) -> None:
