@@ -6,10 +6,10 @@ always a patch of named fields. The models of the custom resources are in atoll.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,9 +19,10 @@ from atoll.api.kept import ENTRIES_MAX, OWNERS_MAX, kept_annotations, kept_label
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
 from atoll.cluster.quantities import parse_amount
 
+T = TypeVar("T")
+
 FIELD_ENTRIES_MAX = 256
 """Entries kept of each field of a large pod's spec but its containers and its affinity."""
-RESTART_POLICIES_MAX = 4
 CONDITIONS_MAX = 64
 MORE_CONTAINERS = "more containers"
 """Stands for containers of a large pod, or for statuses of them, that are not kept."""
@@ -152,6 +153,10 @@ class PodAffinityTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     namespace_selector: LabelSelector | None = None
     match_label_keys: tuple[str, ...] = ()
     mismatch_label_keys: tuple[str, ...] = ()
+
+
+APART_FROM_ALL = PodAffinityTerm("kubernetes.io/hostname", LabelSelector(), namespace_selector=LabelSelector())
+"""Stands for terms of anti-affinity that are not read."""
 
 
 class PodAffinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -388,12 +393,9 @@ class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
     metadata: HeartbeatMetadata
 
 
-_decode_whole_pod = at_any_depth(msgspec.json.Decoder(Pod).decode)
-
-
 def decode_pod(raw: bytes) -> Pod:
     """Read a pod; of a large one only so much that no number of large pods fills the memory."""
-    pod = _decode_whole_pod(without_excess(raw))
+    pod = _decode_whole_pod(raw)
     return pod if len(raw) <= LARGE_BYTES else _bounded(pod)
 
 
@@ -419,10 +421,21 @@ def _bounded(pod: Pod) -> Pod:
 def _bounded_spec(spec: PodSpec) -> PodSpec:
     """Return the spec with what others are charged for, and the first entries of every other field by itself."""
     fields = {name: first(getattr(spec, name), entries_max=FIELD_ENTRIES_MAX) for name in spec.__struct_fields__}
-    fields["affinity"] = first(spec.affinity, entries_max=ENTRIES_MAX)
+    fields["affinity"] = spec.affinity and _bounded_affinity(spec.affinity)
     fields["containers"] = _bounded_containers(spec.containers)
     fields["init_containers"] = _bounded_containers(spec.init_containers)
     return PodSpec(**fields)
+
+
+def _bounded_affinity(affinity: Affinity) -> Affinity:
+    """Return each part with its first entries. Anti-affinity that lost any keeps every pod off its node."""
+    anti = affinity.pod_anti_affinity
+    terms = anti.required_during_scheduling_ignored_during_execution if anti is not None else ()
+    return Affinity(
+        first(affinity.node_affinity, entries_max=ENTRIES_MAX),
+        first(affinity.pod_affinity, entries_max=ENTRIES_MAX),
+        PodAffinity(first(terms, entries_max=ENTRIES_MAX, more=(APART_FROM_ALL,))) if terms else anti,
+    )
 
 
 def _bounded_containers(containers: tuple[Container, ...]) -> tuple[Container, ...]:
@@ -433,7 +446,7 @@ def _bounded_containers(containers: tuple[Container, ...]) -> tuple[Container, .
     others: dict[str | None, list[Container]] = {}
     for one in slim[kept:]:
         others.setdefault(one.restart_policy, []).append(one)
-    return (*slim[:kept], *(_as_one(policy, alike) for policy, alike in list(others.items())[:RESTART_POLICIES_MAX]))
+    return (*slim[:kept], *(_as_one(policy, alike) for policy, alike in others.items()))
 
 
 def _slim(container: Container) -> Container:
@@ -465,25 +478,15 @@ def _as_one(restart_policy: str | None, containers: Sequence[Container]) -> Cont
     return Container(MORE_CONTAINERS, Resources(amounts, {}), restart_policy, ports)
 
 
-_decode_whole_node = at_any_depth(msgspec.json.Decoder(Node).decode)
-_decode_whole_lease = at_any_depth(msgspec.json.Decoder(Lease).decode)
-_decode_whole_namespace = at_any_depth(msgspec.json.Decoder(Namespace).decode)
+def _cutting(kind: type[T]) -> Callable[[bytes], T]:
+    """Return the decoder of a kind whose large objects are cut before they are decoded."""
+    decode = at_any_depth(msgspec.json.Decoder(kind).decode)
+    return lambda raw: decode(without_excess(raw))
+
+
+_decode_whole_pod = _cutting(Pod)
+decode_node = _cutting(Node)
+decode_lease = _cutting(Lease)
+decode_namespace = _cutting(Namespace)
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
-
-
-def decode_node(raw: bytes) -> Node:
-    """Read a node."""
-    return _decode_whole_node(without_excess(raw))
-
-
-def decode_lease(raw: bytes) -> Lease:
-    """Read a Lease."""
-    return _decode_whole_lease(without_excess(raw))
-
-
-def decode_namespace(raw: bytes) -> Namespace:
-    """Read a namespace."""
-    return _decode_whole_namespace(without_excess(raw))
-
-
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from atoll.cluster.labels import selects
-from atoll.cluster.objects import LabelSelector, Node, Pod, PodAffinityTerm, Requirement
+from atoll.cluster.objects import APART_FROM_ALL, LabelSelector, Node, Pod, PodAffinityTerm, Requirement
 from atoll.cluster.pods import is_terminal
 
 NEIGHBOURS: Final = "pod affinity"
@@ -104,7 +106,7 @@ def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
     if len(terms) <= TERMS_MAX:
         return terms
     keys = dict.fromkeys(term.topology_key for term in terms[TERMS_MAX:])
-    everybody = (PodAffinityTerm(key, LabelSelector(), namespace_selector=LabelSelector()) for key in keys)
+    everybody = (msgspec.structs.replace(APART_FROM_ALL, topology_key=key) for key in keys)
     return (*terms[:TERMS_MAX], *islice(everybody, TERMS_MAX))
 
 

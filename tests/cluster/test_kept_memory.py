@@ -175,13 +175,28 @@ def test_a_large_pod_keeps_its_ports_and_counts_of_gpus() -> None:
     assert needs(kept)["cpu"] == 0
 
 
-def test_an_affinity_too_large_to_read_keeps_others_off_its_node() -> None:
+WIDE = {**TERM, "labelSelector": {"matchExpressions": [{"key": f"k{n}", "operator": "Exists"} for n in range(2_000)]}}
+NAMES = {
+    "nodeSelectorTerms": many(1_500, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]})
+}
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        {"podAntiAffinity": {REQUIRED: many(3_000, TERM)}},
+        {"podAntiAffinity": {REQUIRED: [WIDE, TERM]}},
+        {"nodeAffinity": {REQUIRED: NAMES}, "podAntiAffinity": {REQUIRED: [{**TERM, "labelSelector": {}}]}},
+    ],
+    ids=["many terms", "behind a wide term", "behind terms of nodes"],
+)
+def test_anti_affinity_too_large_to_read_keeps_others_off_its_node(affinity: dict[str, Any]) -> None:
     """It may be that it keeps every pod away; kube-scheduler, which reads it, would refuse whoever is placed there."""
-    many_terms = {"podAntiAffinity": {REQUIRED: many(3_000, TERM)}}
-    there = decode_pod(large_pod({"spec": {"affinity": many_terms}, "status": {"phase": "Running"}}))
+    raw = large_pod({"spec": {"affinity": affinity}, "status": {"phase": "Running"}})
+    assert len(raw) > LARGE_BYTES
     node = decode_node(orjson.dumps({"metadata": {"name": "n", "labels": {"kubernetes.io/hostname": "n"}}}))
     anybody = decode_pod(orjson.dumps(pod_json("anybody")))
-    assert PodNeighbours.of(anybody, [node], {"n": [there]}, {}).refuse(node)
+    assert PodNeighbours.of(anybody, [node], {"n": [decode_pod(raw)]}, {}).refuse(node)
 
 
 @pytest.mark.parametrize("text", [b'{"metadata":{"\xff":1}}', b'{"metadata":{"name":"x"},"spec":{"\xe9":{}}}'])
