@@ -68,6 +68,14 @@ PODS = {
     "resources": {
         "spec": {"containers": [{"name": "c", "resources": {"requests": {f"e.x/{n:x}": "1" for n in range(75_000)}}}]}
     },
+    "resources of many containers": {
+        "spec": {
+            "containers": [
+                {"name": "c", "resources": {"requests": {f"e{m}.x/{n:x}": f"{m}{n}" for n in range(2_000)}}}
+                for m in range(25)
+            ]
+        }
+    },
     "ports of many containers": {"spec": {"containers": [{"name": "c", "ports": [{"hostPort": 1}] * 300}] * 250}},
     "init containers": {"spec": {"initContainers": [{"name": f"c{number:x}"} for number in range(60_000)]}},
     "gates": {"spec": {"schedulingGates": [{"name": f"g{number:x}"} for number in range(70_000)]}},

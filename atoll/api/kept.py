@@ -57,8 +57,8 @@ _LONG: Final = frozenset(
     )
 )
 """Lists of a pod of which no more entries are decoded than are kept."""
-_PORTS_BYTES: Final = 64 * 1024
-"""Size as JSON of the ports of all containers that are read, and of the resources in their statuses."""
+_CONTAINERS_BYTES: Final = 64 * 1024
+"""Size as JSON of the ports of all containers that are read, and of their resources."""
 OWNERS_MAX: Final = 16
 _EMPTY: Final = {b"[": msgspec.Raw(b"[]"), b"{": msgspec.Raw(b"{}")}
 _APART: Final = msgspec.Raw(
@@ -140,7 +140,7 @@ def _cut_list(fields: _Fields, name: str, entries_max: int) -> None:
 def _slim_containers(entries: bytes) -> list[_Fields]:
     """Containers, or their statuses, with as much of their ports and resources as is read."""
     containers = [_decode_fields(bytes(entry)) for entry in _decode_entries(entries)]
-    ports_room, resources_room = _PORTS_BYTES, _FIELDS_BYTES
+    ports_room = resources_room = _CONTAINERS_BYTES
     for fields in containers:
         for name in ("allocatedResources", "ports"):
             ports_room -= len(bytes(fields.get(name, b"")))

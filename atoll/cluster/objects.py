@@ -5,10 +5,9 @@ collector does not track them, which keeps thousands of pods small and cheap. Th
 always a patch of named fields. The models of the custom resources are in atoll.api.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ from atoll.api import names
 from atoll.api.depth import at_any_depth
 from atoll.api.kept import ENTRIES_MAX, OWNERS_MAX, kept_annotations, kept_labels, without_excess
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
-from atoll.cluster.quantities import parse_amount
+from atoll.cluster.quantities import is_zero, parse_amount
 
 T = TypeVar("T")
 
@@ -454,7 +453,7 @@ def _slim(container: Container) -> Container:
     asked = container.resources
     if not (asked.requests or asked.limits or container.ports):
         return container
-    taken = {name for part in (asked.limits, asked.requests) for name, one in part.items() if parse_amount(name, one)}
+    taken = {name for part in (asked.limits, asked.requests) for name, one in part.items() if not is_zero(one)}
     requests, limits = (
         {name: one for name, one in part.items() if name in taken or name.startswith(names.GROUP)}
         for part in (asked.requests, asked.limits)
@@ -466,14 +465,11 @@ def _slim(container: Container) -> Container:
 def _as_one(restart_policy: str | None, containers: Sequence[Container]) -> Container:
     """Return one container that takes as much as all of these together. That is more than init containers take that run
     one after the other; no machine runs so many."""
-    total: Counter[str] = Counter()
-    for one in containers:
-        for name, amount in {**one.resources.limits, **one.resources.requests}.items():
-            total[name] += parse_amount(name, amount)
-    first_names = sorted(total, key=lambda name: ("/" in name, name))[:FIELD_ENTRIES_MAX]
-    amounts: dict[str, str | int | float] = {
-        name: f"{total[name]}m" if name == "cpu" else total[name] for name in first_names
-    }
+    asked = [{**one.resources.limits, **one.resources.requests} for one in containers]
+    found = dict.fromkeys(chain.from_iterable(asked))
+    counted = sorted(found, key=lambda name: "/" in name)[:FIELD_ENTRIES_MAX]
+    total = {name: sum(parse_amount(name, one[name]) for one in asked if name in one) for name in counted}
+    amounts: dict[str, str | int | float] = {**total, **({"cpu": f"{total['cpu']}m"} if "cpu" in total else {})}
     ports = tuple(islice((port for one in containers for port in one.ports), ENTRIES_MAX))
     return Container(MORE_CONTAINERS, Resources(amounts, {}), restart_policy, ports)
 

@@ -24,9 +24,16 @@ def parse_bytes(quantity: str) -> int:
     return int(digits) * _FACTORS[suffix]
 
 
+_RATIOS = {
+    "n": (1, 10**9), "u": (1, 10**6), "m": (1, 10**3), "": (1, 1),
+    "k": (10**3, 1), "M": (10**6, 1), "G": (10**9, 1), "T": (10**12, 1), "P": (10**15, 1), "E": (10**18, 1),
+    "Ki": (2**10, 1), "Mi": (2**20, 1), "Gi": (2**30, 1), "Ti": (2**40, 1), "Pi": (2**50, 1), "Ei": (2**60, 1),
+}  # fmt: skip
+"""Of suffixes of whole numbers, the only form that the API server writes."""
 _EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 AMOUNT_MAX = 2**62
+DIGITS_MAX = 20
 
 
 @lru_cache(maxsize=4096)
@@ -37,6 +44,11 @@ def parse_amount(resource: str, quantity: str | float) -> int:
     that one odd object cannot stop all others; what is too large for any machine counts as AMOUNT_MAX.
     """
     text = str(quantity).strip()
+    suffix = text.lstrip("0123456789")
+    digits = text[: len(text) - len(suffix)]
+    if suffix in _RATIOS and 0 < len(digits) <= DIGITS_MAX:
+        times, parts = _RATIOS[suffix]
+        return min(AMOUNT_MAX, -(-int(digits) * (1000 if resource == "cpu" else 1) * times // parts))
     scale = Decimal(1000 if resource == "cpu" else 1)
     if text[-2:] in _BINARY:
         text, scale = text[:-2], scale * _BINARY[text[-2:]]
@@ -51,3 +63,8 @@ def parse_amount(resource: str, quantity: str | float) -> int:
     if not amount.is_finite() or amount <= 0:
         return 0
     return AMOUNT_MAX if amount >= AMOUNT_MAX else int(amount.to_integral_value(ROUND_CEILING))
+
+
+def is_zero(quantity: str | float) -> bool:
+    """Tell whether a quantity begins without any digit above 0, in little time."""
+    return not str(quantity).lstrip("0.")[:1].isdigit()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.host_fit import (
@@ -28,7 +31,7 @@ from atoll.cluster.host_fit import (
 from atoll.cluster.labels import selects
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.pod_fit import are_apart, own_limits
-from atoll.cluster.quantities import AMOUNT_MAX, parse_amount
+from atoll.cluster.quantities import AMOUNT_MAX, is_zero, parse_amount
 from atoll.cluster.storage import PersistentVolume, PersistentVolumeClaim
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -331,6 +334,21 @@ def test_what_templates_of_one_gang_say_of_each_other() -> None:
 def test_amounts(resource: str, quantity: str | float, amount: int) -> None:
     """Quantities in every spelling, rounded up; nonsense counts as none, the absurd as the most that is counted."""
     assert parse_amount(resource, quantity) == amount
+
+
+RATIOS = {"n": "1e-9", "u": "1e-6", "m": "1e-3", "": "1", "k": "1e3", "E": "1e18", "Ki": "1024", "Gi": str(2**30)}
+
+
+@given(
+    number=st.integers(0, 10**22), suffix=st.sampled_from(sorted(RATIOS)), resource=st.sampled_from(["cpu", "memory"])
+)
+def test_whole_numbers_are_counted_exactly(number: int, suffix: str, resource: str) -> None:
+    """As decimal fractions are, rounded up; what no machine has counts as the most."""
+    with localcontext(prec=80):
+        exact = Decimal(number) * Decimal(RATIOS[suffix]) * (1000 if resource == "cpu" else 1)
+        amount = int(exact.to_integral_value(ROUND_CEILING))
+    assert parse_amount(resource, f"{number}{suffix}") == min(amount, AMOUNT_MAX)
+    assert is_zero(f"{number}{suffix}") == (number == 0)
 
 
 def resized(asked: str, runs_with: str | None, promised: str | None, *, why: str = "", is_sidecar: bool = False) -> Pod:
