@@ -445,7 +445,8 @@ def _bounded_containers(containers: tuple[Container, ...]) -> tuple[Container, .
     others: dict[str | None, list[Container]] = {}
     for one in slim[kept:]:
         others.setdefault(one.restart_policy, []).append(one)
-    return (*slim[:kept], *(_as_one(policy, alike) for policy, alike in others.items()))
+    found = (*slim[:kept], *(_as_one(policy, alike) for policy, alike in others.items()))
+    return first(found, entries_max=8 * ENTRIES_MAX)  # only its texts are cut
 
 
 def _slim(container: Container) -> Container:
