@@ -123,11 +123,8 @@ async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs
         await running.settled(lambda: holders(running) == [OWN] * 2 + ["team/user/uid-of-user"])
         running.server.remove(f"{RESERVATIONS}/nightly")
         await running.settled(lambda: holders(running) == ["team/user/uid-of-user"])
-        counted = samples(running.metrics)
-        assert {did: counted["atoll_controllers_reserved_gpus_total", did] for did in ("taken", "freed")} == {
-            "taken": 2.0,
-            "freed": 2.0,
-        }
+        counted = lambda did: samples(running.metrics)["atoll_controllers_reserved_gpus_total", did]  # noqa: E731
+        await running.settled(lambda: (counted("taken"), counted("freed")) == (2.0, 2.0))
         put_user(running.server, 0, ended=True)
         await running.settled(lambda: holders(running) == [])
 
