@@ -5,14 +5,16 @@ KiB and its labels only by the size of the object, so a tenant could fill the me
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, islice
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from atoll.api import names
 from atoll.api.depth import at_any_depth
+
+T = TypeVar("T")
 
 LABELS_MAX: Final = 256
 """Labels kept of one object. Selectors may name any of them, so Atoll's and Kueue's come first, then the others in the
@@ -120,6 +122,12 @@ def without_excess(raw: bytes, *, bytes_max: int = _EXCESS_BYTES) -> bytes:
     return msgspec.json.encode(sections)
 
 
+def cutting_decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Return the decoder of a kind of which large objects are cut before they are decoded, of any depth."""
+    decode = at_any_depth(msgspec.json.Decoder(kind).decode)
+    return lambda raw: decode(without_excess(raw))
+
+
 def _cut(fields: _Fields) -> None:
     room = _FIELDS_BYTES
     for name in sorted(_LISTED & fields.keys(), key=lambda name: len(bytes(fields[name]))):
@@ -128,13 +136,14 @@ def _cut(fields: _Fields) -> None:
             fields[name] = _APART if name == "affinity" else _EMPTY.get(bytes(fields[name])[:1], fields[name])
     for name in _LONG & fields.keys():
         _cut_list(fields, name, ENTRIES_MAX + 1)
-        if bytes(fields[name]).startswith(b"[") and "ontainer" in name:
+        if "ontainer" in name and len(bytes(fields[name])) > _CONTAINERS_BYTES and bytes(fields[name]).startswith(b"["):
             fields[name] = msgspec.Raw(msgspec.json.encode(_slim_containers(bytes(fields[name]))))
 
 
 def _cut_list(fields: _Fields, name: str, entries_max: int) -> None:
-    if name in fields and bytes(fields[name]).startswith(b"["):
-        fields[name] = msgspec.Raw(msgspec.json.encode(_decode_entries(bytes(fields[name]))[:entries_max]))
+    entries = bytes(fields.get(name, b""))
+    if entries.startswith(b"[") and len(entries) > 2 * entries_max:  # an entry and its comma take two bytes at least
+        fields[name] = msgspec.Raw(msgspec.json.encode(_decode_entries(entries)[:entries_max]))
 
 
 def _slim_containers(entries: bytes) -> list[_Fields]:

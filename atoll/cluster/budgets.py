@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.api import names
-from atoll.api.kept import ENTRIES_MAX, without_excess
+from atoll.api.kept import ENTRIES_MAX, cutting_decoder
 from atoll.cluster.bounded import LARGE_BYTES, first
 from atoll.cluster.labels import selects
 from atoll.cluster.objects import LabelSelector, Metadata, Pod
@@ -107,12 +107,12 @@ def violations(victims: Iterable[tuple[str, ...]], allowed: Mapping[str, int]) -
     return broken
 
 
-_decode_whole_budget = msgspec.json.Decoder(DisruptionBudget).decode
+_decode_whole_budget = cutting_decoder(DisruptionBudget)
 
 
 def decode_budget(raw: bytes) -> DisruptionBudget:
     """Read a budget; of a large one only so much that no number of them fills the memory."""
-    budget = _decode_whole_budget(without_excess(raw))
+    budget = _decode_whole_budget(raw)
     if len(raw) <= LARGE_BYTES:
         return budget
     return DisruptionBudget(budget.metadata, first(budget.spec, entries_max=ENTRIES_MAX), budget.status)

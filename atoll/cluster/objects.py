@@ -5,20 +5,17 @@ collector does not track them, which keeps thousands of pods small and cheap. Th
 always a patch of named fields. The models of the custom resources are in atoll.api.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate, chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from atoll.api import names
-from atoll.api.depth import at_any_depth
-from atoll.api.kept import ENTRIES_MAX, OWNERS_MAX, kept_annotations, kept_labels, without_excess
+from atoll.api.kept import ENTRIES_MAX, OWNERS_MAX, cutting_decoder, kept_annotations, kept_labels
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
 from atoll.cluster.quantities import is_zero, parse_amount
-
-T = TypeVar("T")
 
 FIELD_ENTRIES_MAX = 256
 """Entries kept of each field of a large pod's spec but its containers and its affinity."""
@@ -475,15 +472,9 @@ def _as_one(restart_policy: str | None, containers: Sequence[Container]) -> Cont
     return Container(MORE_CONTAINERS, Resources(amounts, {}), restart_policy, ports)
 
 
-def _cutting(kind: type[T]) -> Callable[[bytes], T]:
-    """Return the decoder of a kind whose large objects are cut before they are decoded."""
-    decode = at_any_depth(msgspec.json.Decoder(kind).decode)
-    return lambda raw: decode(without_excess(raw))
-
-
-_decode_whole_pod = _cutting(Pod)
-decode_node = _cutting(Node)
-decode_lease = _cutting(Lease)
-decode_namespace = _cutting(Namespace)
+_decode_whole_pod = cutting_decoder(Pod)
+decode_node = cutting_decoder(Node)
+decode_lease = cutting_decoder(Lease)
+decode_namespace = cutting_decoder(Namespace)
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -12,13 +12,14 @@ from typing import Final
 import msgspec
 
 from atoll.cluster.labels import selects
-from atoll.cluster.objects import APART_FROM_ALL, LabelSelector, Node, Pod, PodAffinityTerm, Requirement
+from atoll.cluster.objects import APART_FROM_ALL, LabelSelector, Node, Pod, PodAffinity, PodAffinityTerm, Requirement
 from atoll.cluster.pods import is_terminal
 
 NEIGHBOURS: Final = "pod affinity"
 TERMS_MAX: Final = 32
 """What the policy atoll-sizes allows a pod with GPUs. Other pods may have more, but each is compared with every waiting
 pod."""
+_NO_AFFINITY: Final = PodAffinity()
 Domain = tuple[str, str]
 NamespaceLabels = Mapping[str, Mapping[str, str]]
 
@@ -49,7 +50,7 @@ class PodNeighbours:
         needed: set[Domain] = set()
         verdicts: dict[tuple[str, bytes, frozenset[tuple[str, str]]], tuple[list[PodAffinityTerm], bool]] = {}
         for node, other in _running(nodes, pods_by_node):
-            theirs = _anti_digest(other)
+            theirs = _anti_affinity(other).terms_digest
             if not minds and not theirs:
                 continue
             alike = (other.metadata.namespace, theirs, frozenset(other.metadata.labels.items()))
@@ -101,8 +102,7 @@ def _keeping_apart(pod: Pod, other: Pod, labels: NamespaceLabels) -> list[PodAff
 
 def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
     """Return the pod's required anti-affinity; terms beyond TERMS_MAX count as if they meant every pod."""
-    anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
-    terms = anti.required_during_scheduling_ignored_during_execution if anti is not None else ()
+    terms = _anti_affinity(pod).required_during_scheduling_ignored_during_execution
     if len(terms) <= TERMS_MAX:
         return terms
     keys = dict.fromkeys(term.topology_key for term in terms[TERMS_MAX:])
@@ -110,9 +110,8 @@ def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
     return (*terms[:TERMS_MAX], *islice(everybody, TERMS_MAX))
 
 
-def _anti_digest(pod: Pod) -> bytes:
-    anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
-    return anti.terms_digest if anti is not None else b""
+def _anti_affinity(pod: Pod) -> PodAffinity:
+    return (pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None) or _NO_AFFINITY
 
 
 def affinity_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:

@@ -29,9 +29,6 @@ _RATIOS = {
     "k": (10**3, 1), "M": (10**6, 1), "G": (10**9, 1), "T": (10**12, 1), "P": (10**15, 1), "E": (10**18, 1),
     "Ki": (2**10, 1), "Mi": (2**20, 1), "Gi": (2**30, 1), "Ti": (2**40, 1), "Pi": (2**50, 1), "Ei": (2**60, 1),
 }  # fmt: skip
-"""Of suffixes of whole numbers, the only form that the API server writes."""
-_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 AMOUNT_MAX = 2**62
 DIGITS_MAX = 20
 
@@ -44,18 +41,13 @@ def parse_amount(resource: str, quantity: str | float) -> int:
     that one odd object cannot stop all others; what is too large for any machine counts as AMOUNT_MAX.
     """
     text = str(quantity).strip()
-    suffix = text.lstrip("0123456789")
-    digits = text[: len(text) - len(suffix)]
-    if suffix in _RATIOS and 0 < len(digits) <= DIGITS_MAX:
-        times, parts = _RATIOS[suffix]
-        return min(AMOUNT_MAX, -(-int(digits) * (1000 if resource == "cpu" else 1) * times // parts))
-    scale = Decimal(1000 if resource == "cpu" else 1)
-    if text[-2:] in _BINARY:
-        text, scale = text[:-2], scale * _BINARY[text[-2:]]
-    elif text[-1:] in _EXPONENTS and text[-1:]:
-        text, scale = text[:-1], scale.scaleb(_EXPONENTS[text[-1:]])
+    suffix = next((one for one in (text[-2:], text[-1:]) if one in _RATIOS), "")
+    number, (times, parts) = text.removesuffix(suffix), _RATIOS[suffix]
+    times *= 1000 if resource == "cpu" else 1
+    if number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX:
+        return min(AMOUNT_MAX, -(-int(number) * times // parts))  # the only form that the API server writes
     try:
-        amount = Decimal(text) * scale
+        amount = Decimal(number) * (Decimal(times) / parts)
     except InvalidOperation:
         return 0
     except Overflow:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atoll.api.kept import ENTRIES_MAX, without_excess
+from atoll.api.kept import ENTRIES_MAX, cutting_decoder
 from atoll.cluster.bounded import LARGE_BYTES, TEXT_MAX, first
 from atoll.cluster.objects import LabelSelector, Metadata, NodeSelector, Resources
 
@@ -98,12 +98,12 @@ class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel
     status: VolumeStatus = VolumeStatus()
 
 
-_decode_whole_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
+_decode_whole_claim = cutting_decoder(PersistentVolumeClaim)
 
 
 def decode_volume_claim(raw: bytes) -> PersistentVolumeClaim:
     """Read a claim for a volume; of a large one only so much that no number of them fills the memory."""
-    claim = _decode_whole_claim(without_excess(raw))
+    claim = _decode_whole_claim(raw)
     if len(raw) <= LARGE_BYTES:
         return claim
     spec = first(claim.spec, entries_max=ENTRIES_MAX)

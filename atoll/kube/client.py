@@ -306,10 +306,10 @@ class ApiClient:
     async def _list_once(
         self, path: str, decode: Callable[[bytes], T], *, params: Params, page_size: int
     ) -> Listing[T]:
-        items, version = list[T](), ""
+        items, version, decode_deep = list[T](), "", at_any_depth(decode)
         async for page in self.pages(path, params=params, page_size=page_size):
             version = page.resource_version
-            items += [at_any_depth(decode)(raw) async for raw in in_turns(page.items)]
+            items += [decode_deep(raw) async for raw in in_turns(page.items)]
         return Listing(items, version)
 
     async def _send_until_answered(self, call: _Call, *, may_retry: bool, deadline: float) -> bytes:
